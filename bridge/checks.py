@@ -1,0 +1,185 @@
+"""Checks on what a bridged model is called with, before any work.
+
+They are made where numbers can be read and cost nothing in a compiled program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from purgen.concrete import is_concrete
+from purgen.state import Cache
+
+__all__ = ["check_apply", "check_params", "check_prefill"]
+
+
+def check_prefill(
+    params: Any, tokens: Tensor, cache: Cache, mask: Tensor, *, reference: str, ids: int
+) -> None:
+    """Checks a call of `prefill`.
+
+    Args:
+        params: dict of tensors.
+        tokens: what should be int64 [B, P], ids in `[0, ids)`.
+        cache: what should be an empty cache of B rows and at least P slots.
+        mask: what should be bool [B, P], or integers 0 and 1.
+        reference: the name of the parameter whose dtype and device the cache should have.
+        ids: how many token ids the embedding knows.
+
+    Raises:
+        ValueError: an argument is not so; the message names it and its value.
+    """
+    _check_tokens("prefill", params, tokens, cache, reference)
+    capacity = cache.layers["valid"].shape[1]
+    if tokens.shape[1] > capacity:
+        raise ValueError(
+            f"prefill: tokens have {tokens.shape[1]} slots, cache has {capacity}; "
+            "make it longer (init_cache(batch_size, max_length))"
+        )
+    if not isinstance(mask, Tensor) or mask.shape != tokens.shape:
+        raise ValueError(f"prefill: mask must be [B, P] = {list(tokens.shape)}, not {_kind(mask)}")
+    _check_mask("prefill", "mask", mask)
+    _check_ids("prefill", tokens, ids)
+    if is_concrete(cache.cache_position) and cache.cache_position.any():
+        raise ValueError(
+            f"prefill: cache must be empty, its cache_position is {cache.cache_position.tolist()}; "
+            "feed further tokens with apply"
+        )
+
+
+def check_apply(
+    params: Any,
+    tokens: Tensor,
+    cache: Cache,
+    cache_position: Tensor,
+    attention_mask: Tensor | None,
+    position_ids: Tensor | None,
+    *,
+    reference: str,
+    ids: int,
+) -> None:
+    """Checks a call of `apply`.
+
+    Args:
+        params: dict of tensors.
+        tokens: what should be int64 [B, q], ids in `[0, ids)`.
+        cache: what should be a cache of B rows.
+        cache_position: what should be int64 [B], with room for q slots.
+        attention_mask: what should be None, or bool or integers 0 and 1 [B, up to T].
+        position_ids: what should be None or int64 [B, q].
+        reference: the name of the parameter whose dtype and device the cache should have.
+        ids: how many token ids the embedding knows.
+
+    Raises:
+        ValueError: an argument is not so; the message names it and its value.
+    """
+    _check_tokens("apply", params, tokens, cache, reference)
+    rows, width = tokens.shape
+    capacity = cache.layers["valid"].shape[1]
+    _check_int64("apply", "cache_position", cache_position, "[B]", (rows,), tokens.device)
+    if position_ids is not None:
+        _check_int64("apply", "position_ids", position_ids, "[B, q]", (rows, width), tokens.device)
+    if attention_mask is not None:
+        if (
+            not isinstance(attention_mask, Tensor)
+            or attention_mask.ndim != 2
+            or attention_mask.shape[0] != rows
+            or attention_mask.shape[1] > capacity
+        ):
+            raise ValueError(
+                f"apply: attention_mask must be [B, at most T] = [{rows}, at most {capacity}], "
+                f"not {_kind(attention_mask)}"
+            )
+        _check_mask("apply", "attention_mask", attention_mask)
+    _check_ids("apply", tokens, ids)
+    if is_concrete(cache_position):
+        outside = (cache_position < 0) | (cache_position + width > capacity)
+        if outside.any():
+            row = int(outside.nonzero()[0, 0])
+            raise ValueError(
+                f"apply: cache_position of row {row} is {int(cache_position[row])}: with {width} "
+                f"token(s) it leaves the cache, which has the slots 0 to {capacity - 1}"
+            )
+
+
+def check_params(params: Any, names: Collection[str]) -> None:
+    """Checks that `params` are those of this model.
+
+    Args:
+        params: what should be a dict with exactly these names.
+        names: names of the parameters.
+
+    Raises:
+        ValueError: it is not; the message names a missing or unknown parameter.
+    """
+    if not isinstance(params, dict):
+        raise ValueError(f"params must be a dict like model.params, not {type(params).__name__}")
+    for name in names:
+        if name not in params:
+            raise ValueError(
+                f"params: {name!r} is missing; take model.params and change what you will"
+            )
+    if len(params) != len(names):
+        unknown = next(name for name in params if name not in names)
+        raise ValueError(f"params: {unknown!r} is not a parameter of this model")
+
+
+def _check_tokens(call: str, params: Any, tokens: Any, cache: Any, reference: str) -> None:
+    if not isinstance(tokens, Tensor) or tokens.dtype != torch.int64 or tokens.ndim != 2:
+        raise ValueError(f"{call}: tokens must be int64 [B, q], not {_kind(tokens)}")
+    if tokens.shape[1] == 0:
+        raise ValueError(f"{call}: tokens must have at least one slot, not {_kind(tokens)}")
+    if not isinstance(cache, Cache) or not isinstance(cache.layers, dict):
+        raise ValueError(f"{call}: cache must come from init_cache, not {type(cache).__name__}")
+    rows = cache.layers["valid"].shape[0]
+    if tokens.shape[0] != rows:
+        raise ValueError(f"{call}: tokens have {tokens.shape[0]} rows, cache has {rows}")
+    expected = params[reference]
+    buffer = cache.layers["layers"][0]["k"]
+    if buffer.dtype != expected.dtype:
+        raise ValueError(
+            f"{call}: cache is {buffer.dtype}, params are {expected.dtype}; "
+            "convert the floating leaves of either"
+        )
+    for name, device in (("cache", buffer.device), ("tokens", tokens.device)):
+        if device != expected.device:
+            raise ValueError(f"{call}: {name} lie on {device}, params on {expected.device}")
+
+
+def _check_int64(
+    call: str, name: str, value: Any, form: str, shape: tuple[int, ...], device: torch.device
+) -> None:
+    if not isinstance(value, Tensor) or value.dtype != torch.int64 or value.shape != shape:
+        raise ValueError(f"{call}: {name} must be int64 {form} = {list(shape)}, not {_kind(value)}")
+    if value.device != device:
+        raise ValueError(f"{call}: {name} lies on {value.device}, tokens on {device}")
+
+
+def _check_mask(call: str, name: str, mask: Tensor) -> None:
+    if mask.is_floating_point() or mask.is_complex():
+        raise ValueError(f"{call}: {name} must be bool, or integers 0 and 1, not {_kind(mask)}")
+    if mask.dtype != torch.bool and is_concrete(mask):
+        others = mask[(mask != 0) & (mask != 1)]
+        if others.numel():
+            raise ValueError(f"{call}: {name} must be bool, or 0 and 1; it holds {int(others[0])}")
+
+
+def _check_ids(call: str, tokens: Tensor, ids: int) -> None:
+    if is_concrete(tokens):
+        outside = (tokens < 0) | (tokens >= ids)
+        if outside.any():
+            row, column = outside.nonzero()[0].tolist()
+            raise ValueError(
+                f"{call}: tokens[{row}, {column}] is {int(tokens[row, column])}, outside the "
+                f"vocabulary [0, {ids})"
+            )
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    return type(value).__name__

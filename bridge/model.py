@@ -1,0 +1,217 @@
+"""A Hugging Face checkpoint as a `purgen.Model`, with its tokenizer."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bridge.families import adapter_of
+from bridge.self_check import self_check
+from bridge.skeleton import parameters_of, skeleton_of
+from purgen.model import Model
+from purgen.prompt import Prompt
+
+__all__ = ["HFModel", "from_module"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class HFModel(Model):
+    """A `purgen.Model` made from a Hugging Face module (`bridge.load`).
+
+    Attributes:
+        params: dict from parameter name to tensor; a tied parameter appears once.
+        tokenizer: the transformers tokenizer, or None.
+        config: the transformers configuration, a copy.
+
+    Example:
+        >>> import bridge, torch, transformers
+        >>> config = transformers.LlamaConfig(
+        ...     vocab_size=64,
+        ...     hidden_size=16,
+        ...     intermediate_size=32,
+        ...     num_hidden_layers=2,
+        ...     num_attention_heads=2,
+        ... )
+        >>> model = bridge.load(transformers.LlamaForCausalLM(config))
+        >>> model
+        HFModel('llama', 6,736 parameters, float32, cpu, vocab_size=64)
+        >>> cache = model.init_cache(1, 8)
+        >>> mask = torch.ones(1, 3, dtype=torch.bool)
+        >>> out = model.prefill(model.params, torch.tensor([[5, 6, 7]]), cache, mask=mask)
+        >>> out = model.apply(model.params, torch.tensor([[8]]), out.cache)
+        >>> out.logits.shape, out.cache.cache_position
+        (torch.Size([1, 1, 64]), tensor([4]))
+    """
+
+    tokenizer: Any = None
+    config: Any = None
+
+    # A model is itself: comparing its tensors would not give a bool.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        first = next(iter(self.params.values()))
+        count = sum(tensor.numel() for tensor in self.params.values())
+        return (
+            f"HFModel({self.config.model_type!r}, {count:,} parameters, "
+            f"{str(first.dtype).removeprefix('torch.')}, {first.device}, "
+            f"vocab_size={self.vocab_size})"
+        )
+
+    def encode(self, texts: Any, *, add_special_tokens: bool = True) -> Prompt:
+        """Turns texts or conversations into a prompt, padded on the left.
+
+        Args:
+            texts: a text, a list of B texts, a conversation (list of `{"role": …, "content": …}`),
+                or a list of B conversations. Conversations go through the tokenizer's chat
+                template, which ends where the model's answer begins.
+            add_special_tokens: whether texts get the tokens that the tokenizer adds (such as bos).
+                A chat template has its own.
+
+        Returns:
+            `purgen.Prompt` with tokens int64 [B, P] and mask bool [B, P], on the model's device.
+
+        Raises:
+            ValueError: no texts, a text without tokens, or a model without tokenizer.
+            TypeError: `texts` is none of these.
+
+        Example:
+            >>> model = bridge.load(bridge.embedded_checkpoint())  # doctest: +SKIP
+            >>> model.encode(["The capital of France is", "Two"])  # doctest: +SKIP
+            Prompt(tokens=int64[2, 5], mask=bool[2, 5], inputs={})
+        """
+        tokenizer = self._tokenizer("encode")
+        batch = _as_batch(texts)
+        if not batch:
+            raise ValueError("encode: texts is empty; at least one text is needed")
+        rows = [_encode_one(tokenizer, text, add_special_tokens) for text in batch]
+        for index, row in enumerate(rows):
+            if not row:
+                raise ValueError(f"encode: texts[{index}] is {batch[index]!r}, which has no tokens")
+        prompt = Prompt.from_lists(rows, pad_token_id=self.pad_token_id)
+        device = next(iter(self.params.values())).device
+        assert prompt.mask is not None
+        return dataclasses.replace(
+            prompt, tokens=prompt.tokens.to(device), mask=prompt.mask.to(device)
+        )
+
+    def decode(
+        self, tokens: Tensor | Sequence[Any], *, skip_special_tokens: bool = True
+    ) -> list[str]:
+        """Turns token ids into texts.
+
+        Args:
+            tokens: int64 [B, N], or B lists of ids; or one row, int64 [N] or a list of ids.
+            skip_special_tokens: whether to leave out special tokens (eos, pad, …).
+
+        Returns:
+            B texts; one for a single row.
+
+        Raises:
+            ValueError: a model without tokenizer, or a tensor with more than two dimensions.
+        """
+        tokenizer = self._tokenizer("decode")
+        if isinstance(tokens, Tensor):
+            if tokens.ndim not in (1, 2):
+                raise ValueError(f"decode: tokens must be [B, N] or [N], not {list(tokens.shape)}")
+            tokens = tokens.tolist()
+        rows = [row.tolist() if isinstance(row, Tensor) else row for row in tokens]
+        if rows and not isinstance(rows[0], Iterable):
+            rows = [rows]
+        return [
+            tokenizer.decode(list(row), skip_special_tokens=skip_special_tokens) for row in rows
+        ]
+
+    def _tokenizer(self, call: str) -> Any:
+        if self.tokenizer is None:
+            raise ValueError(
+                f"{call}: this model has no tokenizer; give one to bridge.load(…, tokenizer=…)"
+            )
+        return self.tokenizer
+
+
+def from_module(module: Any, *, tokenizer: Any, max_length: int | None) -> HFModel:
+    """Makes the model of a module, and checks that it computes the same.
+
+    Args:
+        module: a `PreTrainedModel`; only read.
+        tokenizer: its tokenizer, or None.
+        max_length: the longest sequence it can read; None: what its configuration says.
+
+    Returns:
+        The model.
+
+    Raises:
+        Unsupported: the model type, or a setting of it, is not supported.
+        ValueError: `max_length` is below 1.
+    """
+    if max_length is not None and max_length < 1:
+        raise ValueError(f"load: max_length must be at least 1, not {max_length}")
+    adapter = adapter_of(module.config)
+    params = parameters_of(module)
+    skeleton = skeleton_of(module)
+    functions = adapter(skeleton, params)
+    vocab_size = self_check(functions, skeleton, params)
+    sources = (getattr(module, "generation_config", None), module.config, tokenizer)
+    eos = _ids(sources, "eos_token_id")
+    pads = [token for token in _ids(sources, "pad_token_id") if token >= 0]
+    if max_length is None:
+        names = ("max_position_embeddings", "n_positions")
+        found = (getattr(skeleton.config, name, None) for name in names)
+        max_length = next((length for length in found if length), None)
+    return HFModel(
+        params=params,
+        prefill=functions.prefill,
+        apply=functions.apply,
+        init_cache=functions.init_cache,
+        vocab_size=vocab_size,
+        eos_token_id=eos,
+        pad_token_id=next(iter((*pads, *eos)), 0),
+        bos_token_id=next(iter(_ids(sources, "bos_token_id")), None),
+        max_length=max_length,
+        tokenizer=tokenizer,
+        config=skeleton.module.config,
+    )
+
+
+def _ids(sources: Iterable[Any], name: str) -> tuple[int, ...]:
+    """Returns the ids that the first source which has any gives: one, several, or none at all."""
+    for source in sources:
+        value = getattr(source, name, None)
+        if isinstance(value, torch.Tensor):
+            value = value.tolist()
+        if isinstance(value, int):
+            return (value,)
+        if value:
+            return tuple(dict.fromkeys(int(token) for token in value))
+    return ()
+
+
+def _as_batch(texts: Any) -> list[Any]:
+    """Returns a list of texts or of conversations."""
+    if isinstance(texts, str):
+        return [texts]
+    if not isinstance(texts, list | tuple):
+        raise TypeError(f"encode: texts must be a str or a list, not {type(texts).__name__}")
+    if texts and all(isinstance(message, dict) for message in texts):
+        return [texts]
+    return list(texts)
+
+
+def _encode_one(tokenizer: Any, text: Any, add_special_tokens: bool) -> list[int]:
+    if isinstance(text, str):
+        return list(tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
+    if not isinstance(text, list | tuple) or not all(isinstance(part, dict) for part in text):
+        raise TypeError(
+            "encode: a text must be a str or a conversation (list of dicts), "
+            f"not {type(text).__name__}"
+        )
+    rendered = tokenizer.apply_chat_template(
+        list(text), add_generation_prompt=True, tokenize=True, return_dict=True
+    )
+    return list(rendered["input_ids"])

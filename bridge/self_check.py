@@ -1,0 +1,77 @@
+"""The check that a bridged model makes at load: does it compute what its module computes?
+
+A few tokens go through `prefill` and `apply`, with a left pad and rows at positions of their own,
+and once through the module's own forward, without a cache and with its own masks.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bridge.errors import Unsupported
+from bridge.families import Functions
+from bridge.skeleton import Skeleton
+
+__all__ = ["self_check"]
+
+# Largest error allowed, relative to the size of the logits (root mean square of both). Rounding
+# gives 1e-6 in float32 and 1e-2 in 16 bits; a wrong mask or position gives 1e-1 and more.
+_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
+_TOLERANCE_OTHERS = 1e-1
+
+_WIDTH = 7  # slots, of which the last three are fed by apply
+_PADS = 2
+
+
+@torch.no_grad()
+def self_check(functions: Functions, skeleton: Skeleton, params: dict[str, Tensor]) -> int:
+    """Compares the pure functions with the module's forward.
+
+    Args:
+        functions: what an adapter made.
+        skeleton: the structure that it was made from.
+        params: the parameters.
+
+    Returns:
+        V, the width of the logits.
+
+    Raises:
+        Unsupported: they disagree; the message says by how much.
+    """
+    device = params[skeleton.embedding].device
+    tokens = (torch.arange(2 * _WIDTH, device=device) * 31 + 7).reshape(
+        2, _WIDTH
+    ) % skeleton.num_ids
+    mask = torch.ones(2, _WIDTH, dtype=torch.bool, device=device)
+    mask[0, :_PADS] = False
+    position_ids = (mask.cumsum(dim=1) - 1).clamp(min=0)
+    expected = skeleton(
+        params, tokens, position_ids=position_ids, attention_mask=mask.to(torch.int64)
+    ).logits
+
+    # Row 1 rewinds by one slot and is fed the same token again: rows at positions of their own.
+    out = functions.prefill(
+        params, tokens[:, :-3], functions.init_cache(2, _WIDTH + 1), mask=mask[:, :-3]
+    )
+    got = [out.logits]
+    out = functions.apply(params, tokens[:, -3:-1], out.cache)
+    got.append(out.logits)
+    last = torch.stack([tokens[0, -1], tokens[1, -2]])[:, None]
+    position = torch.tensor([_WIDTH - 1, _WIDTH - 2], device=device)
+    out = functions.apply(params, last, out.cache, cache_position=position)
+    got.append(out.logits)
+    actual = torch.cat(got, dim=1)
+    expected = torch.cat(
+        [expected[:, :-1], torch.stack([expected[0, -1:], expected[1, -2:-1]])], dim=1
+    )
+
+    wanted, found = expected[mask].double(), actual[mask].double()
+    error = float((found - wanted).square().mean().sqrt() / wanted.square().mean().sqrt())
+    tolerance = _TOLERANCE.get(actual.dtype, _TOLERANCE_OTHERS)
+    if not error <= tolerance:  # NaN disagrees too
+        raise Unsupported(
+            f"model type {skeleton.config.model_type!r}: prefill and apply give other logits than "
+            f"the module's own forward (relative error {error:.1e}, allowed {tolerance:.0e})"
+        )
+    return actual.shape[-1]

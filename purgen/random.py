@@ -1,0 +1,496 @@
+"""Random numbers as pure functions of a key.
+
+Threefry-2x32: element `i` of a draw is a hash of the key and of the counter `i`, and of nothing
+else. There is no generator and no state, so a draw is the same in any batch, any loop, any order
+and on any device, and one element can be drawn without its neighbours (`gumbel_at`).
+
+Keys, words, uniforms, Bernoulli draws and integers are bit for bit those of `jax.random` (its
+default, partitionable threefry). Gumbel and exponential noise are within 1 float32 ulp of what jax
+computes on a CPU, normal noise within 3, at every one of the 2**23 uniforms that there are.
+
+A key is an int64 tensor [..., 2] that holds two 32-bit words. Every function takes batched keys:
+each key draws its own block, as `torch.vmap` over the keys would. Use a key for one draw only, and
+make others of it with `split` and `fold_in`.
+
+Reference:
+    Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "bernoulli",
+    "bits",
+    "categorical",
+    "exponential",
+    "fold_in",
+    "gumbel",
+    "gumbel_at",
+    "key",
+    "normal",
+    "randint",
+    "split",
+    "uniform",
+]
+
+_WORD = 0xFFFFFFFF  # the low 32 bits
+_INT_DTYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+# The random bits jax spends on a uniform, and how many of them, the upper ones, make its mantissa.
+_UNIT_BITS = {
+    torch.bfloat16: (8, 7),
+    torch.float16: (16, 10),
+    torch.float32: (32, 23),
+    torch.float64: (64, 52),
+}
+_BLOCK = 32768  # elements that a thread works on at a time, few enough to stay in its cache
+
+
+def key(seed: int | Tensor) -> Tensor:
+    """Make a key from a seed.
+
+    A seed that fits in 32 bits, signed or not, fills the low word: -1 gives `[0, 2**32 - 1]`, as in
+    jax. A longer seed fills both words (two's complement), as in jax with 64-bit types; without
+    them jax drops the high word, so that different seeds give one key.
+
+    Args:
+        seed: int from -2**63 to 2**63 - 1, or an integer tensor [].
+
+    Returns:
+        int64 [2].
+
+    Raises:
+        TypeError: if `seed` is not an integer.
+        ValueError: if `seed` is a tensor with axes, or does not fit in 64 bits.
+
+    Example:
+        >>> key(42)
+        tensor([ 0, 42])
+    """
+    seed = _integer("seed", seed, -(2**63), 2**63 - 1)
+    if seed.ndim:
+        raise ValueError(f"seed must be one integer, got a tensor of shape {list(seed.shape)}")
+    short = (seed >= -(2**31)) & (seed < 2**32)
+    return torch.stack([torch.where(short, 0, seed >> 32), seed]) & _WORD
+
+
+def split(key: Tensor, num: int = 2) -> Tensor:
+    """Make `num` independent keys from one. Key `i` is `fold_in(key, i)`, whatever `num` is.
+
+    Args:
+        key: int64 [..., 2].
+        num: how many, at least 1.
+
+    Returns:
+        int64 [..., num, 2].
+
+    Example:
+        >>> split(key(0), 3)[1].equal(split(key(0), 2)[1])
+        True
+    """
+    _check_key(key)
+    if not isinstance(num, int) or num < 1:
+        raise ValueError(f"num must be an int of at least 1, got {num!r}")
+    return fold_in(key.unsqueeze(-2), torch.arange(num, device=key.device))
+
+
+def fold_in(key: Tensor, data: int | Tensor) -> Tensor:
+    """Make a new key from a key and a number, such as the index of a row or of a step.
+
+    Args:
+        key: int64 [..., 2].
+        data: int from 0 to 2**32 - 1, or an integer tensor, of which the low 32 bits count. It
+            broadcasts with the leading axes of `key`.
+
+    Returns:
+        int64 [..., 2], the leading axes broadcast.
+
+    Example:
+        >>> fold_in(split(key(0), 4), torch.arange(4)).shape
+        torch.Size([4, 2])
+    """
+    _check_key(key)
+    data = _integer("data", data, 0, _WORD, device=key.device)
+    words = _threefry(*_words(key, data & _WORD))
+    return torch.stack(words, -1).to(torch.int64) & _WORD
+
+
+def bits(key: Tensor, shape: Sequence[int] = ()) -> Tensor:
+    """Draw 32-bit words.
+
+    Args:
+        key: int64 [..., 2].
+        shape: shape of the draw of one key.
+
+    Returns:
+        int64 [..., *shape], from 0 to 2**32 - 1.
+
+    Example:
+        >>> bits(key(0), (2,))
+        tensor([4070199207, 4202968722])
+    """
+    return _draw(key, shape, lambda x0, x1: (x0 ^ x1).to(torch.int64) & _WORD)
+
+
+def uniform(
+    key: Tensor,
+    shape: Sequence[int] = (),
+    dtype: torch.dtype = torch.float32,
+    minval: float | Tensor = 0.0,
+    maxval: float | Tensor = 1.0,
+) -> Tensor:
+    """Draw uniformly from `[minval, maxval)`.
+
+    A draw from [0, 1) is a random mantissa: in float32, a multiple of 2**-23. Other intervals are
+    scaled from it, and rounding may then give `maxval` itself, as in jax.
+
+    Args:
+        key: int64 [..., 2].
+        shape: shape of the draw of one key.
+        dtype: bfloat16, float16, float32 or float64.
+        minval: lower bound, float or a tensor that broadcasts with the result.
+        maxval: upper bound, likewise.
+
+    Returns:
+        `dtype` [..., *shape].
+
+    Example:
+        >>> uniform(key(0), (2,))
+        tensor([0.9477, 0.9786])
+    """
+    _check_bounds(minval, maxval)
+    if dtype not in _UNIT_BITS:
+        raise ValueError(f"dtype must be one of {list(_UNIT_BITS)}, got {dtype}")
+    unit = _draw(key, shape, lambda x0, x1: _unit(x0, x1, dtype))
+    low = torch.as_tensor(minval, dtype=dtype, device=key.device)
+    span = torch.as_tensor(maxval, dtype=dtype, device=key.device) - low
+    # Rounded once, like the fused multiply-add of XLA: the product is exact in float64.
+    scaled = (unit.double() * span.double() + low.double()).to(dtype)
+    return torch.maximum(scaled, low)
+
+
+def gumbel(key: Tensor, shape: Sequence[int] = ()) -> Tensor:
+    """Draw standard Gumbel noise, -log(-log(u)).
+
+    Args:
+        key: int64 [..., 2].
+        shape: shape of the draw of one key.
+
+    Returns:
+        float32 [..., *shape], always finite: from -4.5 to 16.
+
+    Example:
+        >>> gumbel(key(0), (2,))
+        tensor([2.9234, 3.8326])
+    """
+    return _draw(key, shape, _gumbel)
+
+
+def gumbel_at(key: Tensor, index: Tensor) -> Tensor:
+    """Draw some elements of `gumbel(key, (V,))` only, such as those of the tokens that survive.
+
+    Args:
+        key: int64 [..., 2].
+        index: int64 [..., C], positions in the draw; leading axes broadcast with those of `key`.
+
+    Returns:
+        float32 [..., C], bit for bit what the whole draw has at `index`.
+
+    Example:
+        >>> index = torch.tensor([7, 2])
+        >>> gumbel_at(key(0), index).equal(gumbel(key(0), (100,))[index])
+        True
+    """
+    _check_key(key)
+    if not isinstance(index, Tensor) or index.dtype != torch.int64 or index.ndim == 0:
+        raise TypeError(f"index must be an int64 tensor [..., C], got {_describe(index)}")
+    return _draw_at(key, index, _gumbel)
+
+
+def normal(key: Tensor, shape: Sequence[int] = ()) -> Tensor:
+    """Draw from the standard normal distribution.
+
+    Args:
+        key: int64 [..., 2].
+        shape: shape of the draw of one key.
+
+    Returns:
+        float32 [..., *shape], from -5.5 to 5.5.
+
+    Example:
+        >>> normal(key(0), (2,))
+        tensor([1.6226, 2.0253])
+    """
+    return _draw(key, shape, _normal)
+
+
+def exponential(key: Tensor, shape: Sequence[int] = ()) -> Tensor:
+    """Draw from the exponential distribution of rate 1, -log(1 - u).
+
+    Args:
+        key: int64 [..., 2].
+        shape: shape of the draw of one key.
+
+    Returns:
+        float32 [..., *shape], from 0 to 16.
+
+    Example:
+        >>> exponential(key(0), (2,))
+        tensor([2.9501, 3.8434])
+    """
+    return _draw(key, shape, lambda x0, x1: -torch.log1p(-_unit(x0, x1).double()).float())
+
+
+def bernoulli(key: Tensor, p: float | Tensor = 0.5, shape: Sequence[int] | None = None) -> Tensor:
+    """Draw True with probability `p`.
+
+    Args:
+        key: int64 [..., 2].
+        p: float from 0 to 1, or a floating tensor that broadcasts with the result.
+        shape: shape of the draw of one key. None: that of `p`, which with batched keys begins with
+            their axes (one `p` a row) or has none.
+
+    Returns:
+        bool [..., *shape].
+
+    Example:
+        >>> bernoulli(split(key(1), 3), torch.tensor([0.0, 0.5, 1.0]))
+        tensor([False,  True,  True])
+    """
+    _check_key(key)
+    if not isinstance(p, Tensor):
+        if not 0.0 <= p <= 1.0:
+            raise ValueError(f"p must be from 0 to 1, got {p}")
+        p = torch.tensor(p, dtype=torch.float32, device=key.device)
+    elif not p.is_floating_point():
+        raise TypeError(f"p must be a float or a floating tensor, got {_describe(p)}")
+    if shape is None:
+        shape = _row_shape("p", p, key) if p.ndim else ()
+    return _draw(key, shape, _unit) < p.float()
+
+
+def randint(
+    key: Tensor, shape: Sequence[int], minval: int | Tensor, maxval: int | Tensor
+) -> Tensor:
+    """Draw integers from `[minval, maxval)`.
+
+    Args:
+        key: int64 [..., 2].
+        shape: shape of the draw of one key.
+        minval: least value, from -2**31: int, or an integer tensor that broadcasts with the result.
+        maxval: one past the greatest, up to 2**31 - 1, likewise. Where tensors leave nothing
+            between them, the draw is `minval`.
+
+    Returns:
+        int64 [..., *shape].
+
+    Example:
+        >>> randint(key(0), (3,), 0, 100)
+        tensor([89,  0, 12])
+    """
+    _check_key(key)
+    _check_bounds(minval, maxval)
+    low = _integer("minval", minval, -(2**31), 2**31 - 1, device=key.device)
+    high = _integer("maxval", maxval, -(2**31), 2**31 - 1, device=key.device)
+    span = (high - low).clamp_min(1)
+    upper, lower = (bits(half, shape) for half in split(key).unbind(-2))
+    # The 64 bits modulo span, with 2**32 % span taken in 32 bits as jax does: 0 from 2**16 on.
+    carry = (2**16 % span) ** 2 % 2**32 % span
+    return low + (upper % span * carry + lower % span) % span
+
+
+def categorical(key: Tensor, logits: Tensor) -> Tensor:
+    """Draw an index from each row of logits by the Gumbel-max trick, argmax(logits + gumbel).
+
+    -inf and NaN are never drawn. +inf is drawn before all that is finite, and evenly among several.
+    A row where nothing is allowed gives 0: callers look for such rows first.
+
+    Args:
+        key: int64 [2], one draw of noise shaped like `logits`, as in jax; or int64 [*rows, 2], a
+            key a row, so that no row depends on the others.
+        logits: floating [..., V], or [*rows, ..., V]. The noise is float32, and so is the sum
+            unless `logits` is float64.
+
+    Returns:
+        int64, `logits.shape` without the last axis.
+
+    Raises:
+        TypeError: if `logits` is not a floating tensor.
+        ValueError: if `logits` has no last axis, or an empty one, or does not begin with the axes
+            of the keys.
+
+    Example:
+        >>> categorical(key(0), torch.tensor([-torch.inf, 0.0, -torch.inf]))
+        tensor(1)
+    """
+    _check_key(key)
+    if not isinstance(logits, Tensor) or not logits.is_floating_point():
+        raise TypeError(f"logits must be a floating tensor [..., V], got {_describe(logits)}")
+    shape = _row_shape("logits", logits, key)
+    if not shape or shape[-1] == 0:
+        raise ValueError(f"logits must be [..., V] with V > 0, got {_describe(logits)}")
+    certain = logits == torch.inf
+    # Among infinities the noise alone decides: added to them it would vanish, and the first win.
+    others = torch.where(certain.any(-1, keepdim=True), -torch.inf, logits)
+    logits = torch.where(certain, 0.0, torch.nan_to_num(others, nan=-torch.inf, neginf=-torch.inf))
+    return torch.argmax(logits + _draw(key, shape, _gumbel), -1)
+
+
+def _draw(key: Tensor, shape: Sequence[int], convert: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """Draw `shape` for each key: element `i`, in row-major order, comes from counter `i`."""
+    _check_key(key)
+    if not isinstance(shape, (tuple, list)) or min(shape, default=0) < 0:
+        raise ValueError(f"shape must be a tuple of sizes, got {shape!r}")
+    index = torch.arange(math.prod(shape), device=key.device)
+    return _draw_at(key, index, convert).reshape(*key.shape[:-1], *shape)
+
+
+def _draw_at(key: Tensor, index: Tensor, convert: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """Convert the pair of words that each key [..., 2] has at each `index` [..., C]."""
+    words = _words(key.unsqueeze(-2), index)
+    shape, block = words[0].shape, _BLOCK * torch.get_num_threads()
+    if torch.compiler.is_compiling() or key.device.type != "cpu" or shape.numel() <= block:
+        return convert(*_threefry(*words))
+    # In eager mode a CPU waits for memory: one block after another is twice as fast.
+    axis = next(axis for axis, size in enumerate(shape) if size > 1)
+    rows = max(1, block * shape[axis] // shape.numel())
+    blocks = zip(*(word.split(rows, axis) for word in words), strict=True)
+    return torch.cat([convert(*_threefry(*block)) for block in blocks], axis)
+
+
+def _words(key: Tensor, counter: Tensor) -> Sequence[Tensor]:
+    """Lay out keys [..., 2] and 64-bit counters [...] as four int32 words [...], broadcast."""
+    high, low = (counter >> 32).to(torch.int32), counter.to(torch.int32)
+    return torch.broadcast_tensors(*key.to(torch.int32).unbind(-1), high, low)
+
+
+def _threefry(key0: Tensor, key1: Tensor, x0: Tensor, x1: Tensor) -> tuple[Tensor, Tensor]:
+    """Hash counters with keys in 20 rounds: int32 words of one shape, elementwise."""
+    schedule = (key0, key1, key0 ^ key1 ^ 0x1BD11BDA)
+    x0, x1 = x0 + key0, x1 + key1  # new tensors: from here on they may change in place
+    for group in range(5):
+        for rotation in ((13, 15, 26, 6), (17, 29, 16, 24))[group % 2]:
+            x0 = x0.add_(x1)
+            # A shift to the right copies the sign, hence the mask; one to the left is a product.
+            wrapped = (x1 >> (32 - rotation)).bitwise_and_((1 << rotation) - 1)
+            x1 = wrapped.add_(x1, alpha=1 << rotation).bitwise_xor_(x0)
+        x0 = x0.add_(schedule[(group + 1) % 3])
+        x1 = x1.add_(schedule[(group + 2) % 3]).add_(group + 1)
+    return x0, x1
+
+
+def _unit(x0: Tensor, x1: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Make a uniform in [0, 1) of two int32 words, exactly."""
+    width, mantissa = _UNIT_BITS[dtype]
+    if width == 64:
+        word = ((x0.to(torch.int64) & _WORD) << 20) | ((x1 >> 12) & 0xFFFFF)
+    else:
+        word = ((x0 ^ x1) >> (width - mantissa)) & ((1 << mantissa) - 1)
+    return word.to(dtype) * 2.0**-mantissa
+
+
+def _gumbel(x0: Tensor, x1: Tensor) -> Tensor:
+    """Compute -log(-log(u)) to the last bit of jax's but one.
+
+    Near 0 all bits of the noise hang on the last one of the inner logarithm, and XLA's is not the
+    true one at every seventh u: so the inner one is XLA's own, Cephes' polynomial in float32 with
+    fused multiply-adds. Those are float64 sums rounded to float32 here, and the outer logarithm is
+    float64, so that every compiler and device gives the same float32.
+    """
+    u = _unit(x0, x1).clamp_min(torch.finfo(torch.float32).tiny)
+    word = u.view(torch.int32)
+    exponent = (word - 0x3F3504F3) >> 23  # such that u / 2**exponent is in [sqrt(1/2), sqrt(2))
+    x = (word - (exponent << 23)).view(torch.float32) - 1.0
+    e, square = exponent.float(), x * x
+    x1, x3 = x.double(), (square * x).double()
+
+    def fma(a: Tensor, b: float | Tensor, c: float | Tensor) -> Tensor:
+        return (a * b).add_(c).float().double()
+
+    # The constants are float32 numbers, in full: products with them are exact in float64.
+    y0 = fma(fma(x1, 0.07037683576345444, -0.11514610052108765), x1, 0.11676998436450958)
+    y1 = fma(fma(x1, -0.12420140951871872, 0.14249323308467865), x1, -0.16668057441711426)
+    y2 = fma(fma(x1, 0.2000071406364441, -0.24999994039535522), x1, 0.3333333134651184)
+    y = fma(fma(fma(y0, x3, y1), x3, y2), x3, (e * -0.00021219444170128554).double()).float()
+    inner = x - square * 0.5 + y + e * 0.693359375
+    return -torch.log(-inner.double()).float()
+
+
+def _normal(x0: Tensor, x1: Tensor) -> Tensor:
+    """Compute sqrt(2) * erfinv(u) for u in (-1, 1), by the polynomials of Giles, as XLA does.
+
+    Reference:
+        Giles, "Approximating the erfinv function", GPU Computing Gems 2, 2010.
+    """
+    u = (_unit(x0, x1) * 2.0 - (1.0 - 2.0**-24)).clamp_min(2.0**-24 - 1.0)
+    w = -torch.log1p(-(u * u).double())  # of a float32 square, as in XLA: it shows in the tails
+
+    def polynomial(x: Tensor, *coefficients: float) -> Tensor:
+        y = torch.zeros_like(x)
+        for coefficient in coefficients:
+            y = y * x + coefficient
+        return y
+
+    centre = polynomial(
+        w - 2.5,
+        *(2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087),
+        *(-0.00125372503, -0.00417768164, 0.246640727, 1.50140941),
+    )
+    tail = polynomial(
+        w.sqrt() - 3.0,
+        *(-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773),
+        *(-0.0076224613, 0.00943887047, 1.00167406, 2.83297682),
+    )
+    return (torch.where(w < 5.0, centre, tail) * u.double() * 1.4142135381698608).float()
+
+
+def _check_key(key: Tensor) -> None:
+    if not isinstance(key, Tensor) or key.dtype != torch.int64 or key.shape[-1:] != (2,):
+        raise TypeError(
+            f"key must be an int64 tensor [..., 2], such as random.key(0), got {_describe(key)}"
+        )
+
+
+def _check_bounds(minval: float | Tensor, maxval: float | Tensor) -> None:
+    if isinstance(minval, Tensor) or isinstance(maxval, Tensor):
+        return  # tensors are never read: under torch.compile and vmap they have no value yet
+    if not -math.inf < minval < maxval < math.inf:
+        raise ValueError(f"minval must be less than maxval, got {minval} and {maxval}")
+
+
+def _integer(
+    name: str, value: int | Tensor, least: int, most: int, device: torch.device | None = None
+) -> Tensor:
+    """Return an integer as an int64 tensor. The bounds hold for Python numbers only."""
+    if isinstance(value, Tensor):
+        if value.dtype not in _INT_DTYPES:
+            raise TypeError(f"{name} must be an integer, got {_describe(value)}")
+        return value.to(torch.int64)
+    try:
+        value = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, got {value!r}") from None
+    if not least <= value <= most:
+        raise ValueError(f"{name} must be from {least} to {most}, got {value}")
+    return torch.tensor(value, device=device)
+
+
+def _row_shape(name: str, value: Tensor, key: Tensor) -> torch.Size:
+    """Return the shape of `value` behind the axes that it shares with the keys."""
+    rows = key.shape[:-1]
+    if value.shape[: len(rows)] != rows:
+        raise ValueError(
+            f"{name} must begin with the axes of the keys, {list(rows)}, got {_describe(value)}"
+        )
+    return value.shape[len(rows) :]
+
+
+def _describe(value: object) -> str:
+    """Name a wrong argument in an error: dtype and shape of a tensor, never its values."""
+    return f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else repr(value)

@@ -1,0 +1,112 @@
+"""Strategies that pick one token a step by a pure function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from purgen.decoder import Decoder, StepInfo
+from purgen.model import Model
+from purgen.prompt import Prompt
+from purgen.pytree import replace, where_rows
+from purgen.state import GenerationState
+from purgen.stop_rules import StopRule, any_of, eos
+from purgen.transforms import LogitsTransform, chain
+from purgen.verbs import append, begin, feed, finish
+from purgen.view import view_of
+
+__all__ = ["token_strategy"]
+
+
+def token_strategy(
+    model: Model,
+    choose: Callable[[Tensor, GenerationState], Tensor],
+    *,
+    transform: LogitsTransform | None = None,
+    stop: StopRule | None = None,
+    needs_key: bool = False,
+) -> Decoder:
+    """Makes a decoder of a pure function that picks the next token.
+
+    Args:
+        model: the model.
+        choose: `choose(logits [B, V], state) -> token int64 [B]`. Random numbers come from
+            `purgen.step_key(state)`.
+        transform: changes the logits before `choose` sees them.
+        stop: the stop rule; None stands for the model's eos ids.
+        needs_key: whether a call without `rng_key` is refused before any work, rather than when
+            `choose` asks for a key.
+
+    Returns:
+        A `Decoder`.
+
+    Raises:
+        TypeError: `choose`, `transform` or `stop` is of the wrong kind.
+
+    Example:
+        >>> import torch, purgen
+        >>> def second_best(logits, state):
+        ...     return logits.topk(2, dim=-1).indices[:, 1]
+        >>> model = purgen.testing.toy_model()
+        >>> decoder = purgen.token_strategy(model, second_best)
+        >>> prompt = purgen.Prompt.from_lists([[1, 2]], pad_token_id=0)
+        >>> purgen.generate(decoder, model.params, prompt, max_new_tokens=4).num_new_tokens
+        tensor([4])
+    """
+    if not callable(choose):
+        raise TypeError(f"choose must be a function of (logits, state), not {choose!r}")
+    transform = chain() if transform is None else transform
+    if not isinstance(transform, LogitsTransform):
+        raise TypeError(
+            f"transform must be a purgen.LogitsTransform, not {type(transform).__name__}; "
+            "purgen.chain joins several, bridge.to_transform takes one of transformers"
+        )
+    stop = default_stop(model) if stop is None else stop
+    if not isinstance(stop, StopRule):
+        raise TypeError(
+            f"stop must be a purgen.StopRule, not {type(stop).__name__}; purgen.any_of joins several"
+        )
+
+    def init(
+        params: Any, prompt: Prompt, *, rng_key: Tensor | None = None, max_new_tokens: int
+    ) -> GenerationState:
+        if needs_key and rng_key is None:
+            raise ValueError(
+                "rng_key is None, and this strategy draws random numbers: "
+                "pass rng_key=purgen.random.key(seed)"
+            )
+        return begin(
+            model,
+            params,
+            prompt,
+            rng_key=rng_key,
+            max_new_tokens=max_new_tokens,
+            transform=transform,
+            stop=stop,
+        )
+
+    def step(params: Any, state: GenerationState) -> tuple[GenerationState, StepInfo]:
+        state, output = feed(model, params, state)
+        model_logits = output.logits[:, -1]
+        logits, transform_state = transform.apply(state.transform, model_logits, view_of(state))
+        transform_state = where_rows(~state.stopped, transform_state, state.transform)
+        token = choose(logits, state)
+        state = replace(state, transform=transform_state)
+        return append(state, token, logits, stop=stop, model_logits=model_logits)
+
+    return Decoder(init, step, finish)
+
+
+def default_stop(model: Model) -> StopRule:
+    """Returns the rule that `stop=None` stands for: the model's eos ids, if it has any.
+
+    Args:
+        model: the model.
+
+    Returns:
+        A `StopRule`.
+    """
+    ids = model.eos_token_id
+    return eos(ids) if isinstance(ids, int) or len(ids) else any_of()

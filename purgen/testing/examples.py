@@ -1,0 +1,158 @@
+"""Small inputs to try pieces on: a view and a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from purgen import random
+from purgen.model import Model, ModelOutput
+from purgen.state import Cache
+from purgen.view import TokenView
+
+__all__ = ["example_view", "toy_model"]
+
+
+def example_view(
+    rows: Sequence[Sequence[int]] | None = None,
+    *,
+    batch_size: int = 2,
+    vocab_size: int = 32,
+    num_new_tokens: int = 0,
+    capacity: int = 8,
+    pad_token_id: int = 0,
+) -> TokenView:
+    """Builds the view that a transform or stop rule gets.
+
+    Args:
+        rows: token ids of each row, prompt and new ones; they are padded left. None stands for
+            `batch_size` rows of three tokens.
+        batch_size: B, where `rows` is None.
+        vocab_size: V.
+        num_new_tokens: how many at the end of each row are new.
+        capacity: free slots on the right.
+        pad_token_id: the id in slots without a token.
+
+    Returns:
+        A `TokenView`.
+
+    Example:
+        >>> import purgen
+        >>> purgen.testing.example_view([[5, 6], [7]], capacity=1).tokens
+        tensor([[5, 6, 0],
+                [0, 7, 0]])
+    """
+    if rows is None:
+        rows = [[1 + (row + place) % (vocab_size - 1) for place in range(3)] for row in range(batch_size)]
+    width = max(len(row) for row in rows)
+    tokens = torch.full((len(rows), width + capacity), pad_token_id, dtype=torch.int64)
+    for index, row in enumerate(rows):
+        tokens[index, width - len(row) : width] = torch.tensor(list(row), dtype=torch.int64)
+    length = torch.full((len(rows),), width)
+    return TokenView(
+        tokens=tokens,
+        start=torch.tensor([width - len(row) for row in rows]),
+        length=length,
+        prompt_length=length - num_new_tokens,
+        num_new_tokens=torch.full_like(length, num_new_tokens),
+        rng_key=random.split(random.key(0), len(rows)),
+        vocab_size=vocab_size,
+        max_new_tokens=num_new_tokens + capacity,
+    )
+
+
+def toy_model(
+    vocab_size: int = 32, *, hidden_size: int = 16, eos_token_id: int | tuple[int, ...] = (), seed: int = 0
+) -> Model:
+    """Makes a one-layer attention model with random weights, in plain tensor code.
+
+    Its logits depend on all tokens of a row and on their order, so a mistake in masks, positions or
+    the cache shows in its tokens.
+
+    Args:
+        vocab_size: V.
+        hidden_size: H, even.
+        eos_token_id: ids that end a sequence.
+        seed: of the weights.
+
+    Returns:
+        A `Model` whose params are a dict of float32 tensors.
+
+    Example:
+        >>> import purgen
+        >>> purgen.testing.toy_model().init_cache(2, 8)
+        Cache(layers={'key': float32[2, 8, 16], 'value': float32[2, 8, 16]}, cache_position=int64[2])
+    """
+    shapes = {
+        "embed": (vocab_size, hidden_size),
+        "query": (hidden_size, hidden_size),
+        "key": (hidden_size, hidden_size),
+        "value": (hidden_size, hidden_size),
+        "head": (hidden_size, vocab_size),
+    }
+    keys = random.split(random.key(seed), len(shapes))
+    scale = {"embed": 1.0, "head": 2.0}
+    params = {
+        name: random.normal(key, shape) * scale.get(name, 1.5) / (1 if name == "embed" else hidden_size**0.5)
+        for key, (name, shape) in zip(keys, shapes.items(), strict=True)
+    }
+
+    def init_cache(batch_size: int, max_length: int) -> Cache:
+        empty = torch.zeros(batch_size, max_length, hidden_size)
+        layers = {"key": empty, "value": empty.clone()}
+        return Cache(layers=layers, cache_position=torch.zeros(batch_size, dtype=torch.int64))
+
+    def apply(
+        params: Any,
+        tokens: Tensor,
+        cache: Cache,
+        *,
+        cache_position: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+    ) -> ModelOutput:
+        first = cache.cache_position if cache_position is None else cache_position
+        slots = first[:, None] + torch.arange(tokens.shape[1])  # [B, q]
+        columns = torch.arange(cache.layers["key"].shape[1])  # [T]
+        valid = columns < (slots[:, -1:] + 1) if attention_mask is None else attention_mask.bool()
+        if position_ids is None:
+            position_ids = slots - valid.long().argmax(dim=1, keepdim=True)
+        hidden = params["embed"][tokens] + _sinusoid(position_ids, hidden_size)
+        row = torch.arange(len(tokens))[:, None]
+        layers = {
+            name: torch.ops.aten.index_put(cache.layers[name], [row, slots], hidden @ params[name])
+            for name in ("key", "value")
+        }
+        visible = valid[:, None, :] & (columns <= slots[:, :, None])  # [B, q, T]
+        scores = (hidden @ params["query"]) @ layers["key"].transpose(1, 2) / hidden_size**0.5
+        weights = torch.where(visible, scores, -1e9).softmax(dim=-1)
+        hidden = torch.tanh(hidden + weights @ layers["value"])
+        cache = Cache(layers=layers, cache_position=first + tokens.shape[1])
+        return ModelOutput(logits=hidden @ params["head"], cache=cache, hidden_states=hidden)
+
+    def prefill(
+        params: Any, tokens: Tensor, cache: Cache, *, mask: Tensor, inputs: Any = None
+    ) -> ModelOutput:
+        room = cache.layers["key"].shape[1] - tokens.shape[1]
+        valid = torch.nn.functional.pad(mask.bool(), (0, room))
+        positions = (mask.long().cumsum(dim=1) - 1).clamp(min=0)
+        return apply(params, tokens, cache, attention_mask=valid, position_ids=positions)
+
+    return Model(
+        params=params,
+        prefill=prefill,
+        apply=apply,
+        init_cache=init_cache,
+        vocab_size=vocab_size,
+        eos_token_id=eos_token_id if isinstance(eos_token_id, tuple) else (eos_token_id,),
+    )
+
+
+def _sinusoid(position: Tensor, size: int) -> Tensor:
+    """Position encodings [..., size] of Vaswani et al., 2017."""
+    rate = torch.exp(-torch.arange(0, size, 2) * (4.0 / size))
+    angle = position[..., None] * rate
+    return torch.cat([angle.sin(), angle.cos()], dim=-1)

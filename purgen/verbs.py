@@ -1,0 +1,288 @@
+"""The verbs that strategies are written in: `begin`, `feed`, `append`, `finish`.
+
+A strategy's `init` calls `begin`; its `step` calls `feed`, does what it likes with the logits, and
+calls `append`. Between two steps exactly one token of a running row is not in the cache yet: the
+newest.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from purgen import random
+from purgen.decoder import GenerationOutput, StepInfo
+from purgen.logits import entropy_of, is_dead, log_softmax
+from purgen.model import Model, ModelOutput
+from purgen.prompt import Prompt, right_align
+from purgen.pytree import replace, where_rows
+from purgen.state import Cache, GenerationState, StopReason
+from purgen.stop_rules import StopRule, reason_of
+from purgen.transforms import LogitsTransform
+from purgen.view import TokenView, view_of
+
+__all__ = ["append", "begin", "feed", "finish", "step_key"]
+
+
+def begin(
+    model: Model,
+    params: Any,
+    prompt: Prompt,
+    *,
+    rng_key: Tensor | None = None,
+    max_new_tokens: int,
+    transform: LogitsTransform | None = None,
+    stop: StopRule,
+) -> GenerationState:
+    """Checks what the caller gave, allocates, and prefills all but the last prompt token.
+
+    Args:
+        model: the model.
+        params: its parameters.
+        prompt: B prompts.
+        rng_key: int64 [2], from which row `i` gets `random.split(rng_key, B)[i]`; or int64 [B, 2], a
+            key a row; or None.
+        max_new_tokens: the budget, at least 1: the capacity of the state.
+        transform: the logits transform whose state begins here, if any.
+        stop: the stop rule whose state begins here.
+
+    Returns:
+        The state before the first step.
+
+    Raises:
+        TypeError: an argument of the wrong kind.
+        ValueError: a wrong value or shape; the message names it. All before any work is done.
+    """
+    _check_budget(max_new_tokens)
+    tokens, start, offset = right_align(
+        prompt, vocab_size=model.vocab_size, pad_token_id=model.pad_token_id
+    )
+    batch_size, width = tokens.shape
+    longest = int((width - start).max())
+    limit = getattr(model, "max_length", None)
+    if limit is not None and longest + max_new_tokens > limit:
+        raise ValueError(
+            f"max_new_tokens: a prompt of {longest} tokens and {max_new_tokens} new ones exceed the "
+            f"{limit} tokens that the model can read"
+        )
+    length = torch.full_like(start, width)
+    state = GenerationState(
+        tokens=torch.nn.functional.pad(tokens, (0, max_new_tokens), value=model.pad_token_id),
+        start=start,
+        length=length,
+        prompt_length=length.clone(),
+        cache=model.init_cache(batch_size, width + max_new_tokens),
+        stopped=torch.zeros_like(start, dtype=torch.bool),
+        stop_reason=torch.zeros_like(start),
+        rng_key=_row_keys(rng_key, batch_size, tokens.device),
+        prompt_offset=offset,
+        pad_token_id=model.pad_token_id,
+        keyed=rng_key is not None,
+    )
+    context = view_of(state, vocab_size=model.vocab_size, max_new_tokens=max_new_tokens)
+    if transform is not None:
+        state = replace(state, transform=transform.init(context))
+    state = replace(state, stop=stop.init(context))
+    if width == 1 and not prompt.inputs:
+        return state
+    mask = torch.arange(width, device=tokens.device) >= start[:, None]
+    output = model.prefill(
+        params, tokens[:, :-1], state.cache, mask=mask[:, :-1], inputs=prompt.inputs or None
+    )
+    cache = Cache(layers=output.cache.layers, cache_position=length - 1)
+    return replace(state, cache=cache)
+
+
+def feed(
+    model: Model, params: Any, state: GenerationState, *, num_tokens: int = 1
+) -> tuple[GenerationState, ModelOutput]:
+    """Runs the model on what is not yet in the cache.
+
+    A row that has stopped is fed its last token again, in place, and does not move.
+
+    Args:
+        model: the model.
+        params: its parameters.
+        state: the generation.
+        num_tokens: q, how many tokens of each row are not in the cache; 1 between two steps.
+
+    Returns:
+        `(state, output)`: the state with these tokens in its cache, and the model's output, with
+        `logits` [B, q, V] (those of the next token are `output.logits[:, -1]`).
+    """
+    position = torch.where(state.stopped, state.length - num_tokens, state.cache_position)
+    slots = position[:, None] + torch.arange(num_tokens, device=position.device)
+    slot = torch.arange(state.tokens.shape[1], device=position.device)
+    begins, ends = state.start[:, None], (position + num_tokens)[:, None]
+    output = model.apply(
+        params,
+        state.tokens.gather(1, slots),
+        state.cache,
+        cache_position=position,
+        attention_mask=(slot >= begins) & (slot < ends),
+        position_ids=slots - begins,
+    )
+    moved = torch.where(state.stopped, state.cache_position, position + num_tokens)
+    cache = Cache(layers=output.cache.layers, cache_position=moved)
+    return replace(state, cache=cache), output
+
+
+def append(
+    state: GenerationState,
+    token: Tensor,
+    logits: Tensor,
+    *,
+    stop: StopRule,
+    model_logits: Tensor | None = None,
+) -> tuple[GenerationState, StepInfo]:
+    """Writes a token to each running row, advances it, and applies the stop rule.
+
+    A row stops when the rule says so, when the capacity is used up (`MAX_NEW_TOKENS`), and when all
+    its logits are -inf or NaN (`NO_TOKEN`; nothing is written then). Rows that have stopped do not
+    change.
+
+    Args:
+        state: the generation, with room for a token in every running row.
+        token: int64 [B], the ids chosen.
+        logits: floating [B, V], what they were chosen from.
+        stop: the rule whose state is in `state.stop`.
+        model_logits: floating [B, V], the model's own logits, where `logits` are changed ones.
+
+    Returns:
+        `(state, info)`.
+    """
+    running = ~state.stopped
+    dead = running & is_dead(logits)
+    emits = running & ~dead
+    slot = torch.where(emits, state.length, state.length - 1)
+    row = torch.arange(len(slot), device=slot.device)
+    old = state.tokens.gather(1, slot[:, None])[:, 0]
+    tokens = torch.ops.aten.index_put(state.tokens, [row, slot], torch.where(emits, token, old))
+    length = state.length + emits.long()
+    written = replace(state, tokens=tokens, length=length)
+
+    fires, rule_state = stop.check(state.stop, view_of(written))
+    reason = torch.where(fires, reason_of(stop, rule_state, fires), 0)
+    full = length >= tokens.shape[1]
+    reason = torch.where(full & (reason == 0), int(StopReason.MAX_NEW_TOKENS), reason)
+    reason = torch.where(dead, int(StopReason.NO_TOKEN), reason)
+    reason = torch.where(running, reason, state.stop_reason)
+    after = replace(
+        written,
+        stopped=reason != 0,
+        stop_reason=reason,
+        stop=where_rows(emits, rule_state, state.stop),
+    )
+    return after, _describe(state, token, logits, model_logits, emits)
+
+
+def finish(state: GenerationState, *, scores: Tensor | None = None) -> GenerationOutput:
+    """Lays out the result of a generation, over or not.
+
+    Args:
+        state: the generation.
+        scores: float32 [B], where a search ranked the rows.
+
+    Returns:
+        A `GenerationOutput` with an empty record.
+    """
+    tokens, prompt_length = state.tokens, state.prompt_length
+    width, count = int(prompt_length.max()), state.num_new_tokens
+
+    def segment(first: Tensor, size: Tensor, place: Tensor, columns: int) -> Tensor:
+        """`size` tokens from slot `first` on, at column `place`, among pads."""
+        column = torch.arange(columns, device=tokens.device)
+        inside = (column >= place[:, None]) & (column < (place + size)[:, None])
+        source = (column + (first - place)[:, None]).clamp(0, tokens.shape[1] - 1)
+        return torch.where(inside, tokens.gather(1, source), state.pad_token_id)
+
+    prompt = segment(state.start, prompt_length - state.start, state.prompt_offset, width)
+    new_tokens = segment(prompt_length, count, torch.zeros_like(count), int(count.max()))
+    return GenerationOutput(
+        sequences=torch.cat([prompt, new_tokens], dim=1),
+        new_tokens=new_tokens,
+        num_new_tokens=count,
+        stop_reason=state.stop_reason,
+        scores=scores,
+        record={},
+        state=state,
+    )
+
+
+def step_key(state: GenerationState | TokenView) -> Tensor:
+    """Returns the random key of the next token of each row.
+
+    It depends on the row's key and on the index of the token, on nothing else: not on the batch, the
+    loop or the strategy.
+
+    Args:
+        state: a generation, or the view that a transform gets.
+
+    Returns:
+        int64 [B, 2], `random.fold_in(rng_key, num_new_tokens)`.
+
+    Raises:
+        ValueError: the generation began without a key.
+    """
+    if not state.keyed:
+        raise ValueError(
+            "rng_key is None, and this strategy draws random numbers: "
+            "pass rng_key=purgen.random.key(seed)"
+        )
+    return random.fold_in(state.rng_key, state.num_new_tokens)
+
+
+def _describe(
+    state: GenerationState,
+    token: Tensor,
+    logits: Tensor,
+    model_logits: Tensor | None,
+    emits: Tensor,
+) -> StepInfo:
+    def at_token(logprobs: Tensor) -> Tensor:
+        return torch.where(emits, logprobs.gather(1, token[:, None])[:, 0], 0.0)
+
+    logprobs = log_softmax(logits)
+    logprob = at_token(logprobs)
+    own = logits if model_logits is None else model_logits
+    recorded = {recorder.name: recorder.measure(logits, own, token) for recorder in state.record}
+    return StepInfo(
+        token=torch.where(emits, token, state.pad_token_id),
+        num_tokens=emits.long(),
+        logprob=logprob,
+        entropy=torch.where(emits, entropy_of(logprobs), 0.0),
+        model_logprob=logprob if own is logits else at_token(log_softmax(own)),
+        recorded={
+            name: where_rows(emits, value, torch.zeros_like(value))
+            for name, value in recorded.items()
+        },
+    )
+
+
+def _check_budget(max_new_tokens: int) -> None:
+    if not isinstance(max_new_tokens, int) or isinstance(max_new_tokens, bool):
+        raise TypeError(
+            f"max_new_tokens must be an int, not {type(max_new_tokens).__name__} "
+            f"{max_new_tokens!r}; a budget a row is the stop rule purgen.max_new_tokens"
+        )
+    if max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens must be at least 1, not {max_new_tokens}")
+
+
+def _row_keys(rng_key: Tensor | None, batch_size: int, device: torch.device) -> Tensor:
+    if rng_key is None:
+        return torch.zeros(batch_size, 2, dtype=torch.int64, device=device)
+    if not isinstance(rng_key, Tensor) or rng_key.dtype != torch.int64:
+        kind = rng_key.dtype if isinstance(rng_key, Tensor) else type(rng_key).__name__
+        raise TypeError(
+            f"rng_key must be an int64 tensor [2] or [B, 2], such as purgen.random.key(0), not {kind}"
+        )
+    if rng_key.shape == (2,):
+        return random.split(rng_key.to(device), batch_size)
+    if rng_key.shape == (batch_size, 2):
+        return rng_key.to(device).clone()
+    raise ValueError(
+        f"rng_key must be [2] or [B, 2] with B = {batch_size}, not {list(rng_key.shape)}"
+    )

@@ -1,0 +1,89 @@
+"""What a logits transform and a stop rule may look at."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from purgen.pytree import pytree_dataclass, static_field
+from purgen.state import GenerationState
+
+__all__ = ["TokenView", "last_token", "real_slots", "view_of"]
+
+
+@pytree_dataclass
+class TokenView:
+    """The tokens of a generation, without its cache.
+
+    Attributes:
+        tokens: int64 [B, T], prompt and new tokens; slots outside `[start, length)` hold the pad id.
+        start: int64 [B], first real slot.
+        length: int64 [B], one past the last real token.
+        prompt_length: int64 [B], one past the last prompt token.
+        num_new_tokens: int64 [B], `length - prompt_length`.
+        rng_key: int64 [B, 2], the key of each row (see `purgen.step_key`).
+        vocab_size: int (static), V.
+        max_new_tokens: int (static), the budget of the generation.
+        keyed: bool (static), whether the caller gave a random key.
+    """
+
+    tokens: Tensor  # int64 [B, T]
+    start: Tensor  # int64 [B]
+    length: Tensor  # int64 [B]
+    prompt_length: Tensor  # int64 [B]
+    num_new_tokens: Tensor  # int64 [B]
+    rng_key: Tensor  # int64 [B, 2]
+    vocab_size: int = static_field(default=0)
+    max_new_tokens: int = static_field(default=0)
+    keyed: bool = static_field(default=True)
+
+
+def view_of(
+    state: GenerationState, *, vocab_size: int = 0, max_new_tokens: int = 0
+) -> TokenView:
+    """Returns what a transform or stop rule sees of a state.
+
+    Args:
+        state: the generation.
+        vocab_size: V; given when a generation begins (`init`), 0 in a step.
+        max_new_tokens: the budget; likewise.
+
+    Returns:
+        A `TokenView`.
+    """
+    return TokenView(
+        tokens=state.tokens,
+        start=state.start,
+        length=state.length,
+        prompt_length=state.prompt_length,
+        num_new_tokens=state.num_new_tokens,
+        rng_key=state.rng_key,
+        vocab_size=vocab_size,
+        max_new_tokens=max_new_tokens,
+        keyed=state.keyed,
+    )
+
+
+def real_slots(view: TokenView) -> Tensor:
+    """Tells which slots hold real tokens.
+
+    Args:
+        view: tokens [B, T] with their bounds.
+
+    Returns:
+        bool [B, T], True in `[start, length)`.
+    """
+    slot = torch.arange(view.tokens.shape[1], device=view.tokens.device)
+    return (slot >= view.start[:, None]) & (slot < view.length[:, None])
+
+
+def last_token(view: TokenView) -> Tensor:
+    """Returns the newest token of each row.
+
+    Args:
+        view: tokens [B, T] with their bounds.
+
+    Returns:
+        int64 [B].
+    """
+    return view.tokens.gather(1, (view.length - 1)[:, None])[:, 0]

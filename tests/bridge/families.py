@@ -1,0 +1,186 @@
+"""Tiny random models of every supported family, and a greedy loop on nothing but the seam."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+import purgen
+
+VOCAB = 128
+PAD = 0
+WINDOW = 6
+NEW_TOKENS = 20
+
+_BASE: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "pad_token_id": PAD,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+    "tie_word_embeddings": False,
+}
+_SIZES = {
+    **_BASE,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
+_HEAD = {**_SIZES, "head_dim": 8}
+_ALL_HEADS = {**_SIZES, "num_key_value_heads": 4}
+_GPT = {**_BASE, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
+_WINDOW = {"sliding_window": WINDOW}
+_MIXED = {**_WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
+_SOME_WINDOW = {**_WINDOW, "use_sliding_window": True, "max_window_layers": 1}
+_MOE = {
+    "num_experts": 4,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+}
+_SHARED = {"n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 2, "topk_group": 1}
+_LOCAL_MOE = {"num_local_experts": 4, "num_experts_per_tok": 2}
+_MLA = {
+    **_ALL_HEADS,
+    **_MOE,
+    **_SHARED,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 12,
+}
+_ROPE = {"rope_theta": 10000.0, "original_max_position_embeddings": 16}
+_LLAMA3 = {**_ROPE, "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+# name: (model type, settings)
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "arcee": ("arcee", _SIZES),
+    "biogpt": ("biogpt", _ALL_HEADS),
+    "bitnet": ("bitnet", _SIZES),
+    "codegen": ("codegen", {**_GPT, "rotary_dim": 4}),
+    "cohere": ("cohere", _SIZES),
+    "cohere2": ("cohere2", {**_HEAD, **_MIXED}),
+    "deepseek_v2": ("deepseek_v2", {**_MLA, "topk_method": "greedy", "head_dim": 8}),
+    "deepseek_v3": ("deepseek_v3", _MLA),
+    "diffllama": ("diffllama", _SIZES),
+    "ernie4_5": ("ernie4_5", _SIZES),
+    "exaone4": ("exaone4", {**_SIZES, **_MIXED}),
+    "falcon": ("falcon", {**_ALL_HEADS, "alibi": False}),
+    "gemma": ("gemma", _HEAD),
+    "gemma2": ("gemma2", {**_HEAD, **_MIXED, "query_pre_attn_scalar": 8}),
+    "gemma3_text": ("gemma3_text", {**_HEAD, **_MIXED, "query_pre_attn_scalar": 8}),
+    "glm": ("glm", _HEAD),
+    "glm4": ("glm4", _HEAD),
+    "glm4_moe": ("glm4_moe", {**_HEAD, **_MOE, **_SHARED}),
+    "gpt2": ("gpt2", {**_GPT, "tie_word_embeddings": True}),
+    "gpt_bigcode": ("gpt_bigcode", _GPT),
+    "gpt_neox": ("gpt_neox", _ALL_HEADS),
+    "gpt_oss": ("gpt_oss", {**_HEAD, **_MIXED, **_LOCAL_MOE}),
+    "gptj": ("gptj", {**_GPT, "rotary_dim": 4}),
+    "granite": ("granite", _SIZES),
+    "granitemoe": ("granitemoe", {**_SIZES, **_LOCAL_MOE}),
+    "helium": ("helium", _HEAD),
+    "hunyuan_v1_dense": ("hunyuan_v1_dense", _HEAD),
+    "llama": ("llama", _SIZES),
+    "llama_tied": ("llama", {**_SIZES, "tie_word_embeddings": True}),
+    "llama_linear": (
+        "llama",
+        {**_SIZES, "rope_parameters": {**_ROPE, "rope_type": "linear", "factor": 2.0}},
+    ),
+    "llama_llama3": ("llama", {**_SIZES, "rope_parameters": {**_LLAMA3, "factor": 8.0}}),
+    "llama_yarn": (
+        "llama",
+        {**_SIZES, "rope_parameters": {**_ROPE, "rope_type": "yarn", "factor": 4.0}},
+    ),
+    "ministral": ("ministral", {**_HEAD, **_MIXED}),
+    "ministral3": ("ministral3", {**_HEAD, **_WINDOW}),
+    "mistral": ("mistral", {**_SIZES, **_WINDOW}),
+    "mixtral": ("mixtral", {**_SIZES, **_LOCAL_MOE, **_WINDOW}),
+    "nemotron": ("nemotron", _SIZES),
+    "olmo": ("olmo", _SIZES),
+    "olmo2": ("olmo2", _SIZES),
+    "olmo3": ("olmo3", {**_SIZES, **_MIXED}),
+    "olmoe": ("olmoe", {**_SIZES, **_MOE}),
+    "opt": ("opt", {**_ALL_HEADS, "ffn_dim": 64, "word_embed_proj_dim": 24}),
+    "persimmon": ("persimmon", _ALL_HEADS),
+    "phi": ("phi", _SIZES),
+    "phi3": ("phi3", {**_SIZES, **_WINDOW}),
+    "phimoe": ("phimoe", {**_SIZES, **_LOCAL_MOE, **_WINDOW}),
+    "qwen2": ("qwen2", _SIZES),
+    "qwen2_moe": (
+        "qwen2_moe",
+        {**_SIZES, **_MOE, **_SOME_WINDOW, "shared_expert_intermediate_size": 16},
+    ),
+    "qwen2_window": ("qwen2", {**_SIZES, **_SOME_WINDOW}),
+    "qwen3": ("qwen3", _HEAD),
+    "qwen3_moe": ("qwen3_moe", {**_HEAD, **_MOE}),
+    "qwen3_moe_window": ("qwen3_moe", {**_HEAD, **_MOE, **_SOME_WINDOW}),
+    "qwen3_window": ("qwen3", {**_HEAD, **_SOME_WINDOW}),
+    "seed_oss": ("seed_oss", _HEAD),
+    "smollm3": ("smollm3", {**_SIZES, **_SOME_WINDOW, "no_rope_layers": [1, 0]}),
+    "stablelm": ("stablelm", _SIZES),
+    "starcoder2": ("starcoder2", {**_SIZES, **_WINDOW}),
+}
+
+WINDOWED = tuple(name for name, (_, settings) in FAMILIES.items() if "sliding_window" in settings)
+# The kinds of forward that differ in what they ask of the bridge; the others are tested on these.
+MAIN = ("llama", "mistral", "gemma2", "gemma3_text", "gpt2", "opt", "phi3", "qwen2_window")
+
+
+def tiny_module(name: str, **changes: Any) -> Any:
+    """Returns a tiny module in evaluation mode, weights large enough that greedy tokens vary."""
+    model_type, settings = FAMILIES[name]
+    config = transformers.AutoConfig.for_model(model_type, **{**settings, **changes})
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        module = transformers.AutoModelForCausalLM.from_config(config)
+        for parameter in module.parameters():
+            if parameter.ndim > 1:
+                torch.nn.init.normal_(parameter, std=1.3 / parameter.shape[-1] ** 0.5)
+    return module.eval()
+
+
+def ragged_prompt() -> tuple[Tensor, Tensor]:
+    """Returns tokens int64 [3, 9] and mask bool [3, 9] with 4, 0 and 7 left pads."""
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(3, VOCAB, (3, 9), generator=generator)
+    mask = torch.arange(9) >= torch.tensor([[4], [0], [7]])
+    return torch.where(mask, tokens, PAD), mask
+
+
+def greedy(model: Any, tokens: Tensor, mask: Tensor, *, new_tokens: int = NEW_TOKENS) -> Tensor:
+    """Returns int64 [B, N], by prefill and apply alone."""
+    cache = model.init_cache(tokens.shape[0], tokens.shape[1] + new_tokens)
+    out = model.prefill(model.params, tokens, cache, mask=mask)
+    chosen = [out.logits[:, -1].argmax(-1)]
+    for _ in range(new_tokens - 1):
+        out = model.apply(model.params, chosen[-1][:, None], out.cache)
+        chosen.append(out.logits[:, -1].argmax(-1))
+    return torch.stack(chosen, dim=1)
+
+
+def prefilled(model: Any, *, room: int = 12) -> purgen.Cache:
+    """Returns the cache after the ragged prompt, with room for more tokens."""
+    tokens, mask = ragged_prompt()
+    cache = model.init_cache(tokens.shape[0], tokens.shape[1] + room)
+    return model.prefill(model.params, tokens, cache, mask=mask).cache
+
+
+def assert_close(actual: Any, expected: Any) -> None:
+    """Compares two trees leaf by leaf, to what float32 rounds to."""
+    for left, right in zip(tree_leaves(actual), tree_leaves(expected), strict=True):
+        torch.testing.assert_close(left, right, atol=2e-5, rtol=1e-5)
+
+
+def assert_same(actual: Any, expected: Any) -> None:
+    """Compares two trees leaf by leaf, bit for bit."""
+    for left, right in zip(tree_leaves(actual), tree_leaves(expected), strict=True):
+        assert left.dtype == right.dtype
+        assert torch.equal(left, right)

@@ -1,0 +1,160 @@
+"""`prefill` and `apply` as values: positions, masks, blocks, rewinding, purity."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+import purgen
+from tests.bridge.families import MAIN, assert_close, assert_same, prefilled, ragged_prompt
+
+TOKENS = torch.tensor([[5, 90, 17], [44, 3, 120], [61, 61, 8]])
+
+
+@pytest.fixture(params=MAIN)
+def model(request, models):
+    return models(request.param)
+
+
+def test_explicit_is_implicit(model):
+    """What the cache knows and what a caller says give the same bits."""
+    _, mask = ragged_prompt()
+    cache = prefilled(model)
+    width = mask.shape[1]
+    implicit = model.apply(model.params, TOKENS, cache)
+    seen = torch.cat([mask, torch.ones(3, 3, dtype=torch.bool)], dim=1)
+    positions = (seen.cumsum(1) - 1)[:, width:]
+    for attention_mask in (seen, seen.long(), torch.nn.functional.pad(seen, (0, 9))):
+        explicit = model.apply(
+            model.params,
+            TOKENS,
+            cache,
+            cache_position=torch.full((3,), width),
+            attention_mask=attention_mask,
+            position_ids=positions,
+        )
+        assert_same(explicit, implicit)
+    moved = purgen.replace(cache, cache_position=torch.zeros(3, dtype=torch.int64))
+    elsewhere = model.apply(model.params, TOKENS, moved, cache_position=cache.cache_position)
+    assert_same(elsewhere, implicit)
+
+
+def test_block_is_single_steps(model):
+    cache = prefilled(model)
+    block = model.apply(model.params, TOKENS, cache)
+    logits = []
+    for column in range(3):
+        out = model.apply(model.params, TOKENS[:, column : column + 1], cache)
+        cache = out.cache
+        logits.append(out.logits)
+    assert_close(torch.cat(logits, 1), block.logits)
+    assert_close(cache, block.cache)
+
+
+def test_rows_anywhere(model):
+    """Rows at positions of their own give what each gives alone."""
+    cache = prefilled(model)
+    cache = model.apply(model.params, TOKENS, cache).cache
+    position = torch.tensor([12, 10, 11])
+    ragged = purgen.replace(cache, cache_position=position)
+    out = model.apply(model.params, TOKENS[:, :2], ragged)
+    assert out.cache.cache_position.tolist() == [14, 12, 13]
+    for row in range(3):
+        one = purgen.select_rows(ragged, torch.tensor([row]))
+        alone = model.apply(model.params, TOKENS[row : row + 1, :2], one)
+        assert_close(out.logits[row : row + 1], alone.logits)
+
+
+def test_rewind(model):
+    """Lowering the position forgets: what was beyond it no longer counts."""
+    cache = prefilled(model)
+    clean = model.apply(model.params, TOKENS, cache)
+    further = model.apply(model.params, TOKENS.flip(1), cache).cache
+    further = model.apply(model.params, TOKENS + 1, further).cache
+    back = purgen.replace(further, cache_position=cache.cache_position)
+    again = model.apply(model.params, TOKENS, back)
+    assert torch.equal(again.logits, clean.logits)
+    assert torch.equal(again.cache.layers["valid"], clean.cache.layers["valid"])
+    following = model.apply(model.params, TOKENS[:, :1], again.cache)
+    expected = model.apply(model.params, TOKENS[:, :1], clean.cache)
+    assert torch.equal(following.logits, expected.logits)
+
+
+def test_prefill_is_apply_in_pieces(model):
+    """A prompt fed to an empty cache by `apply` gives the same as `prefill`."""
+    tokens, mask = ragged_prompt()
+    whole = model.prefill(model.params, tokens, model.init_cache(3, 12), mask=mask)
+    pieces = model.apply(
+        model.params, tokens[:, :4], model.init_cache(3, 12), attention_mask=mask[:, :4]
+    )
+    pieces = model.apply(model.params, tokens[:, 4:], pieces.cache, attention_mask=mask)
+    real = mask[:, 4:]
+    assert_close(pieces.logits[real], whole.logits[:, 4:][real])
+    assert torch.equal(pieces.cache.layers["valid"], whole.cache.layers["valid"])
+
+
+def test_padding_does_not_matter(model):
+    """Pads left, right or both sides of the prompt: the same logits at the same tokens."""
+    row = torch.tensor([[7, 99, 23, 42, 64]])
+    plain = model.prefill(
+        model.params, row, model.init_cache(1, 20), mask=torch.ones(1, 5, dtype=torch.bool)
+    )
+    expected = model.apply(model.params, TOKENS[:1], plain.cache).logits
+    for left, right in ((4, 0), (0, 3), (2, 2)):
+        tokens = torch.nn.functional.pad(row, (left, right), value=33)
+        mask = torch.nn.functional.pad(torch.ones_like(row), (left, right))
+        out = model.prefill(model.params, tokens, model.init_cache(1, 20), mask=mask)
+        assert_close(out.logits[:, left : left + 5], plain.logits)
+        after = model.apply(model.params, TOKENS[:1], out.cache)
+        assert_close(after.logits, expected)
+
+
+def test_row_without_tokens(model):
+    """A row of pads gives finite numbers and leaves the others and its own later tokens alone."""
+    tokens, mask = ragged_prompt()
+    empty = mask.clone()
+    empty[1] = False
+    out = model.prefill(model.params, tokens, model.init_cache(3, 16), mask=empty)
+    assert out.logits.isfinite().all()
+    full = model.prefill(model.params, tokens, model.init_cache(3, 16), mask=mask)
+    assert torch.equal(out.logits[[0, 2]], full.logits[[0, 2]])
+    after = model.apply(model.params, TOKENS, out.cache)
+    fresh = model.prefill(
+        model.params,
+        TOKENS[1:2],
+        model.init_cache(1, 4),
+        mask=torch.ones(1, 3, dtype=torch.bool),
+    )
+    assert_close(after.logits[1:2], fresh.logits)
+
+
+def test_inputs_do_not_change(model):
+    tokens, mask = ragged_prompt()
+    empty = model.init_cache(3, 16)
+    position = torch.tensor([9, 7, 8])
+    seen = torch.nn.functional.pad(mask, (0, 3), value=True)
+    filled = model.prefill(model.params, tokens, empty, mask=mask).cache
+    inputs = (model.params, tokens, empty, mask, filled, position, seen)
+    before = tree_map(torch.clone, inputs)
+    torch.manual_seed(0)
+    random_state = torch.get_rng_state()
+    model.prefill(model.params, tokens, empty, mask=mask)
+    model.apply(model.params, TOKENS, filled, cache_position=position, attention_mask=seen)
+    first = model.apply(model.params, TOKENS, filled)
+    assert_same(inputs, before)
+    assert_same(model.apply(model.params, TOKENS, filled), first)
+    assert torch.equal(torch.get_rng_state(), random_state)
+
+
+def test_outputs_are_contiguous(model):
+    """And keep their strides from call to call, or a compiled step would compile again."""
+    cache = prefilled(model)
+    out = model.apply(model.params, TOKENS[:, :1], cache)
+    for old, new in zip(tree_leaves(cache), tree_leaves(out.cache), strict=True):
+        assert new.is_contiguous()
+        assert (old.shape, old.stride(), old.dtype) == (new.shape, new.stride(), new.dtype)
+        assert old.shape[0] == 3
+        assert new.data_ptr() != old.data_ptr()
+    assert out.logits.is_contiguous()
+    assert out.hidden_states.is_contiguous()
