@@ -44,12 +44,12 @@ def decoder_only(skeleton: Skeleton, params: dict[str, Tensor]) -> DecoderOnly:
     config = skeleton.config
     if skeleton.cache_argument is None:
         raise Unsupported(f"model type {config.model_type!r}: its forward takes no cache")
+    kinds, keyed = _kinds(config)
     device = params[skeleton.embedding].device
     tokens = torch.zeros(1, 2, dtype=torch.int64, device=device)
     cache = DynamicCache(config=config)
     with torch.no_grad():
         skeleton(params, tokens, position_ids=torch.arange(2, device=device)[None], cache=cache)
-    kinds, keyed = _kinds(config)
     return DecoderOnly(
         skeleton=skeleton,
         names=frozenset(params),

@@ -145,6 +145,8 @@ def adapter_of(config: Any) -> Adapter:
                 f"model type {model_type!r} with rope_type {rope_type!r} is not supported: it may "
                 f"change its frequencies while it runs; supported are {', '.join(_ROPE_TYPES)}"
             )
+    if vars(config).get("_heterogeneity_spec") is not None:
+        raise Unsupported(f"model type {model_type!r} with layers of different configurations")
     if getattr(config, "alibi", False):
         raise Unsupported(f"model type {model_type!r} with alibi=True is not supported")
     return FAMILIES[model_type]

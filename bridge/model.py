@@ -38,7 +38,7 @@ class HFModel(Model):
         ... )
         >>> model = bridge.load(transformers.LlamaForCausalLM(config))
         >>> model
-        HFModel('llama', 6,736 parameters, float32, cpu, vocab_size=64)
+        HFModel('llama', 7,248 parameters, float32, cpu, vocab_size=64)
         >>> cache = model.init_cache(1, 8)
         >>> mask = torch.ones(1, 3, dtype=torch.bool)
         >>> out = model.prefill(model.params, torch.tensor([[5, 6, 7]]), cache, mask=mask)

@@ -10,7 +10,6 @@ import torch
 import bridge
 import purgen
 
-
 # %% [markdown]
 # Cold where the model is sure, warm where it is not:
 

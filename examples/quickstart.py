@@ -24,7 +24,9 @@ PROMPTS = [
 def show(title, model, output, seconds):
     """Prints each row's text, why it stopped, and the rate."""
     print(f"\n== {title}")
-    rows = zip(model.decode(output.new_tokens), output.stop_reasons, output.num_new_tokens, strict=True)
+    rows = zip(
+        model.decode(output.new_tokens), output.stop_reasons, output.num_new_tokens, strict=True
+    )
     for row, (text, reason, count) in enumerate(rows):
         print(f"[{row}] {text.strip()!r}\n    {int(count)} tokens, stopped: {reason}")
     total = int(output.num_new_tokens.sum())
@@ -37,7 +39,9 @@ def watch(steps, model):
     for state, _ in steps:
         rows = zip(state.tokens, state.prompt_length.tolist(), state.length.tolist(), strict=True)
         texts = model.decode([row[first:last].tolist() for row, first, last in rows])
-        texts = [text.replace("\n", " ").rstrip("\ufffd") for text in texts]  # half a character waits
+        texts = [
+            text.replace("\n", " ").rstrip("\ufffd") for text in texts
+        ]  # half a character waits
         if live:
             up = f"\x1b[{len(shown)}A" if shown else ""
             print(up + "\n".join(f"\x1b[K[{row}] {text[-70:]}" for row, text in enumerate(texts)))

@@ -4,7 +4,7 @@ Everything that a generation is (tokens, cache, positions, stop flags, random ke
 pytree; a decoding strategy is a pair of pure functions over it, `init` and `step`.
 """
 
-from purgen import random, testing
+from purgen import random, stop_rules, strategies, testing, transforms
 from purgen.decoder import Decoder, GenerationOutput, StepInfo
 from purgen.logits import entropy, log_softmax
 from purgen.loop import generate, resume, stream
@@ -20,19 +20,9 @@ from purgen.pytree import (
 )
 from purgen.record import Recorder, top_logprobs, top_tokens
 from purgen.state import Cache, GenerationState, StopReason
-from purgen.stop_rules import StopRule, all_of, any_of, eos, max_length, max_new_tokens
-from purgen.strategies import greedy, sample, token_strategy
-from purgen.transforms import (
-    LogitsTransform,
-    chain,
-    min_p,
-    named_chain,
-    repetition_penalty,
-    stateless,
-    temperature,
-    top_k,
-    top_p,
-)
+from purgen.stop_rules import *  # noqa: F403 (one line a piece, in the folder's own list)
+from purgen.strategies import *  # noqa: F403
+from purgen.transforms import *  # noqa: F403
 from purgen.verbs import append, begin, feed, finish, step_key
 from purgen.view import TokenView, last_token, real_slots
 from purgen.when import when
@@ -42,53 +32,37 @@ __all__ = [
     "Decoder",
     "GenerationOutput",
     "GenerationState",
-    "LogitsTransform",
     "Model",
     "ModelOutput",
     "Prompt",
     "Recorder",
     "StepInfo",
     "StopReason",
-    "StopRule",
     "TokenView",
-    "all_of",
-    "any_of",
     "append",
     "begin",
-    "chain",
     "entropy",
-    "eos",
     "feed",
     "finish",
     "generate",
-    "greedy",
     "last_token",
     "log_softmax",
-    "max_length",
-    "max_new_tokens",
-    "min_p",
-    "named_chain",
     "pytree_dataclass",
     "random",
     "real_slots",
     "repeat_rows",
-    "repetition_penalty",
     "replace",
     "resume",
-    "sample",
     "select_rows",
-    "stateless",
     "static_field",
     "step_key",
-    "stop_rules",
     "stream",
-    "temperature",
     "testing",
-    "token_strategy",
-    "top_k",
     "top_logprobs",
-    "top_p",
     "top_tokens",
     "when",
     "where_rows",
 ]
+__all__ += stop_rules.__all__
+__all__ += strategies.__all__
+__all__ += transforms.__all__

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -136,7 +137,10 @@ def resume(
     Example:
         >>> import purgen
         >>> model = purgen.testing.toy_model()
-        >>> prompt, decoder = purgen.Prompt.from_lists([[1, 2]], pad_token_id=0), purgen.greedy(model)
+        >>> prompt, decoder = (
+        ...     purgen.Prompt.from_lists([[1, 2]], pad_token_id=0),
+        ...     purgen.greedy(model),
+        ... )
         >>> states = purgen.stream(decoder, model.params, prompt, max_new_tokens=6)
         >>> second = [next(states) for _ in range(2)][-1][0]
         >>> whole = purgen.generate(decoder, model.params, prompt, max_new_tokens=6)
@@ -180,7 +184,9 @@ def _drive(
 ) -> Iterator[tuple[GenerationState, StepInfo]]:
     room = (state.tokens.shape[1] - state.length) * ~state.stopped
     with tqdm(total=int(room.sum()), unit="token", disable=not progress) as bar:
+        began, before = time.monotonic(), state.elapsed
         while not bool(state.stopped.all()):
+            state = replace(state, elapsed=before + (time.monotonic() - began))
             with torch.no_grad():
                 state, info = step(params, state)
             if progress:
@@ -192,7 +198,8 @@ def _complete(
     decoder: Decoder, steps: Iterator[tuple[GenerationState, StepInfo]], state: GenerationState
 ) -> GenerationOutput:
     recorded: dict[str, list[Tensor]] = {recorder.name: [] for recorder in state.record}
-    for state, info in steps:  # noqa: B020 (the last state is what is left)
+    for last, info in steps:
+        state = last
         for name, value in info.recorded.items():
             recorded[name].append(value)
     output = decoder.finish(state)

@@ -60,7 +60,9 @@ class Model:
         ...     return purgen.ModelOutput(logits=params[tokens], cache=cache)
         >>> bigram = purgen.Model(
         ...     params=torch.eye(5).roll(1, dims=1),  # [V, V]: token t is followed by t + 1
-        ...     prefill=lambda params, tokens, cache, *, mask, inputs=None: apply(params, tokens, cache),
+        ...     prefill=lambda params, tokens, cache, *, mask, inputs=None: apply(
+        ...         params, tokens, cache
+        ...     ),
         ...     apply=apply,
         ...     init_cache=lambda batch_size, max_length: purgen.Cache(
         ...         layers=(), cache_position=torch.zeros(batch_size, dtype=torch.int64)

@@ -59,7 +59,9 @@ class Prompt:
             ValueError: no sequences, an empty one, or an unknown side.
         """
         if padding_side not in ("left", "right"):
-            raise ValueError(f"Prompt: padding_side must be 'left' or 'right', not {padding_side!r}")
+            raise ValueError(
+                f"Prompt: padding_side must be 'left' or 'right', not {padding_side!r}"
+            )
         rows = [list(row) for row in sequences]
         if not rows:
             raise ValueError("Prompt: sequences is empty; at least one prompt is needed")
@@ -70,7 +72,9 @@ class Prompt:
         tokens = torch.full((len(rows), width), pad_token_id, dtype=torch.int64)
         mask = torch.zeros(len(rows), width, dtype=torch.bool)
         for index, row in enumerate(rows):
-            place = slice(0, len(row)) if padding_side == "right" else slice(width - len(row), width)
+            place = (
+                slice(0, len(row)) if padding_side == "right" else slice(width - len(row), width)
+            )
             tokens[index, place] = torch.tensor(row, dtype=torch.int64)
             mask[index, place] = True
         return cls(tokens=tokens, mask=mask, inputs=inputs or {})

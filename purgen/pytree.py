@@ -225,7 +225,9 @@ def where_rows(mask: Tensor, a: T, b: T) -> T:
 
     Example:
         >>> import torch, purgen
-        >>> purgen.where_rows(torch.tensor([True, False]), torch.tensor([1, 2]), torch.tensor([8, 9]))
+        >>> purgen.where_rows(
+        ...     torch.tensor([True, False]), torch.tensor([1, 2]), torch.tensor([8, 9])
+        ... )
         tensor([1, 9])
     """
     if mask.dtype != torch.bool or mask.ndim != 1:

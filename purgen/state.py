@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from purgen.pytree import pytree_dataclass, static_field
@@ -29,6 +30,11 @@ class StopReason(enum.IntEnum):
     MAX_NEW_TOKENS = 3  # the budget of new tokens is spent
     NO_TOKEN = 4  # every token was forbidden: nothing was emitted
     CUSTOM = 5  # a rule that names no code of its own
+    MAX_TIME = 6  # the time is up
+    STOP_STRING = 7  # the text of the new tokens holds a stop string
+    STOP_SEQUENCE = 8  # the newest tokens are a stop sequence
+    CONFIDENCE = 9  # the newest token was chosen with too little probability
+    ENTROPY = 10  # the distribution it was chosen from was too flat
 
 
 @pytree_dataclass
@@ -66,6 +72,8 @@ class GenerationState:
         transform: pytree, state of the logits transform.
         stop: pytree, state of the stop rule.
         extra: pytree, state of the strategy.
+        elapsed: float32 [B], seconds since the generation began, as the loop stamped them before this
+            step. No step reads a clock.
         prompt_offset: int64 [B], first real column in the prompt as it was given, so that the output
             can show the prompt so; left out, it is `start`.
         pad_token_id: int (static), the pad id.
@@ -84,12 +92,15 @@ class GenerationState:
     transform: Any = ()  # leaves [B, …]
     stop: Any = ()  # leaves [B, …]
     extra: Any = ()  # leaves [B, …]
+    elapsed: Tensor = None  # type: ignore[assignment]  # float32 [B]
     prompt_offset: Tensor = None  # type: ignore[assignment]  # int64 [B]
     pad_token_id: int = static_field(default=0)
     keyed: bool = static_field(default=True)
     record: tuple[Any, ...] = static_field(default=())
 
     def __post_init__(self) -> None:
+        if self.elapsed is None:
+            object.__setattr__(self, "elapsed", torch.zeros_like(self.start, dtype=torch.float32))
         if self.prompt_offset is None:
             object.__setattr__(self, "prompt_offset", self.start.clone())
 

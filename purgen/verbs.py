@@ -19,7 +19,7 @@ from purgen.model import Model, ModelOutput
 from purgen.prompt import Prompt, right_align
 from purgen.pytree import replace, where_rows
 from purgen.state import Cache, GenerationState, StopReason
-from purgen.stop_rules import StopRule, reason_of
+from purgen.stop_rules.base import StopRule, reason_of
 from purgen.transforms import LogitsTransform
 from purgen.view import TokenView, view_of
 
@@ -163,7 +163,9 @@ def append(
     length = state.length + emits.long()
     written = replace(state, tokens=tokens, length=length)
 
-    fires, rule_state = stop.check(state.stop, view_of(written))
+    info = _describe(state, token, logits, model_logits, emits)
+    view = view_of(written, logprob=info.logprob, entropy=info.entropy)
+    fires, rule_state = stop.check(state.stop, view)
     reason = torch.where(fires, reason_of(stop, rule_state, fires), 0)
     full = length >= tokens.shape[1]
     reason = torch.where(full & (reason == 0), int(StopReason.MAX_NEW_TOKENS), reason)
@@ -175,7 +177,7 @@ def append(
         stop_reason=reason,
         stop=where_rows(emits, rule_state, state.stop),
     )
-    return after, _describe(state, token, logits, model_logits, emits)
+    return after, info
 
 
 def finish(state: GenerationState, *, scores: Tensor | None = None) -> GenerationOutput:

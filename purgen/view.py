@@ -22,6 +22,10 @@ class TokenView:
         prompt_length: int64 [B], one past the last prompt token.
         num_new_tokens: int64 [B], `length - prompt_length`.
         rng_key: int64 [B, 2], the key of each row (see `purgen.step_key`).
+        elapsed: float32 [B], seconds since the generation began, as of the beginning of the step.
+        logprob: float32 [B], log-probability of the newest token under the distribution it was
+            chosen from, in nats. Only a stop rule sees it; elsewhere it is 0.
+        entropy: float32 [B], entropy of that distribution, in nats; likewise.
         vocab_size: int (static), V.
         max_new_tokens: int (static), the budget of the generation.
         keyed: bool (static), whether the caller gave a random key.
@@ -33,18 +37,28 @@ class TokenView:
     prompt_length: Tensor  # int64 [B]
     num_new_tokens: Tensor  # int64 [B]
     rng_key: Tensor  # int64 [B, 2]
+    elapsed: Tensor  # float32 [B]
+    logprob: Tensor  # float32 [B]
+    entropy: Tensor  # float32 [B]
     vocab_size: int = static_field(default=0)
     max_new_tokens: int = static_field(default=0)
     keyed: bool = static_field(default=True)
 
 
 def view_of(
-    state: GenerationState, *, vocab_size: int = 0, max_new_tokens: int = 0
+    state: GenerationState,
+    *,
+    logprob: Tensor | None = None,
+    entropy: Tensor | None = None,
+    vocab_size: int = 0,
+    max_new_tokens: int = 0,
 ) -> TokenView:
     """Returns what a transform or stop rule sees of a state.
 
     Args:
         state: the generation.
+        logprob: float32 [B] of the newest token; given to stop rules.
+        entropy: float32 [B], likewise.
         vocab_size: V; given when a generation begins (`init`), 0 in a step.
         max_new_tokens: the budget; likewise.
 
@@ -58,6 +72,9 @@ def view_of(
         prompt_length=state.prompt_length,
         num_new_tokens=state.num_new_tokens,
         rng_key=state.rng_key,
+        elapsed=state.elapsed,
+        logprob=torch.zeros_like(state.elapsed) if logprob is None else logprob,
+        entropy=torch.zeros_like(state.elapsed) if entropy is None else entropy,
         vocab_size=vocab_size,
         max_new_tokens=max_new_tokens,
         keyed=state.keyed,

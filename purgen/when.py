@@ -34,7 +34,9 @@ def when(condition: Callable[[TokenView], Tensor], piece: Piece) -> Piece:
 
     Example:
         >>> import purgen
-        >>> careful_start = purgen.when(lambda view: view.num_new_tokens < 5, purgen.temperature(0.3))
+        >>> careful_start = purgen.when(
+        ...     lambda view: view.num_new_tokens < 5, purgen.temperature(0.3)
+        ... )
         >>> purgen.testing.check_transform(careful_start)
         >>> late = purgen.when(lambda view: view.num_new_tokens > 2, purgen.eos(1))
         >>> purgen.testing.check_stop_rule(late)
@@ -45,7 +47,9 @@ def when(condition: Callable[[TokenView], Tensor], piece: Piece) -> Piece:
         return _when_transform(condition, piece)
     if isinstance(piece, StopRule):
         return _when_rule(condition, piece)
-    raise TypeError(f"when: piece must be a LogitsTransform or StopRule, not {type(piece).__name__}")
+    raise TypeError(
+        f"when: piece must be a LogitsTransform or StopRule, not {type(piece).__name__}"
+    )
 
 
 def _when_transform(

@@ -88,7 +88,8 @@ STRATEGIES: dict[str, list[Callable[[Model], Decoder]]] = {
     "sample": [
         purgen.sample,
         lambda model: purgen.sample(
-            model, transform=purgen.chain(purgen.temperature(1.5), purgen.top_k(9), purgen.top_p(0.9))
+            model,
+            transform=purgen.chain(purgen.temperature(1.5), purgen.top_k(9), purgen.top_p(0.9)),
         ),
     ],
     "token_strategy": [

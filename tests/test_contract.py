@@ -155,13 +155,17 @@ def test_broken_stop_rule_is_found():
     with pytest.raises(AssertionError, match="^rows"):
         check_stop_rule(StopRule(lambda context: (), in_batch))
     with pytest.raises(AssertionError, match="^structure"):
-        check_stop_rule(StopRule(lambda context: (), lambda s, view: (view.length, s)), backend=None)
+        check_stop_rule(
+            StopRule(lambda context: (), lambda s, view: (view.length, s)), backend=None
+        )
 
 
 def broken_decoder(change):
     model = toy_model(vocab_size=24, eos_token_id=(3,))
     decoder = purgen.greedy(model, stop=purgen.eos(range(8)))  # rows stop at different steps
-    return purgen.replace(decoder, step=lambda params, state: change(decoder.step, params, state)), model
+    return purgen.replace(
+        decoder, step=lambda params, state: change(decoder.step, params, state)
+    ), model
 
 
 def writes_tokens(step, params, state):

@@ -121,15 +121,26 @@ def test_forked_state_samples_anew_with_new_keys():
     rows = resume(decoder, MODEL.params, forked).new_tokens.tolist()
     assert len({tuple(row) for row in rows}) == 4
     four = purgen.Prompt.from_lists([[1, 2]] * 4, pad_token_id=0)
-    assert rows == generate(
-        decoder, MODEL.params, four, rng_key=KEY, max_new_tokens=12
-    ).new_tokens.tolist()
+    assert (
+        rows
+        == generate(decoder, MODEL.params, four, rng_key=KEY, max_new_tokens=12).new_tokens.tolist()
+    )
 
 
 def test_record_equals_the_definition():
     decoder = purgen.sample(MODEL, transform=purgen.top_k(4))
-    margin = Recorder("margin", lambda logits, model_logits, token: logits.topk(2).values.diff()[:, 0])
-    names = ["token", "logprob", "entropy", "model_logprob", "model_entropy", "rank", "top_logprobs"]
+    margin = Recorder(
+        "margin", lambda logits, model_logits, token: logits.topk(2).values.diff()[:, 0]
+    )
+    names = [
+        "token",
+        "logprob",
+        "entropy",
+        "model_logprob",
+        "model_entropy",
+        "rank",
+        "top_logprobs",
+    ]
     out = generate(
         decoder,
         MODEL.params,
@@ -148,15 +159,23 @@ def test_record_equals_the_definition():
         cache = MODEL.init_cache(1, len(real))
         logits = MODEL.apply(MODEL.params, real[None], cache).logits[0]
         for place in range(int(out.num_new_tokens[row])):
-            model_logprobs = logits[len(real) - int(out.num_new_tokens[row]) + place - 1].log_softmax(0)
+            model_logprobs = logits[
+                len(real) - int(out.num_new_tokens[row]) + place - 1
+            ].log_softmax(0)
             best = model_logprobs.topk(4)
-            warped = torch.full_like(model_logprobs, -torch.inf).scatter(0, best.indices, best.values)
+            warped = torch.full_like(model_logprobs, -torch.inf).scatter(
+                0, best.indices, best.values
+            )
             warped = warped.log_softmax(0)
             token = out.new_tokens[row, place]
             got = {name: value[row, place] for name, value in out.record.items()}
             torch.testing.assert_close(got["logprob"], warped[token], rtol=1e-4, atol=1e-5)
-            torch.testing.assert_close(got["model_logprob"], model_logprobs[token], rtol=1e-4, atol=1e-5)
-            entropy = -(best.indices >= 0).float() @ (warped[best.indices].exp() * warped[best.indices])
+            torch.testing.assert_close(
+                got["model_logprob"], model_logprobs[token], rtol=1e-4, atol=1e-5
+            )
+            entropy = -(best.indices >= 0).float() @ (
+                warped[best.indices].exp() * warped[best.indices]
+            )
             torch.testing.assert_close(got["entropy"], entropy, rtol=1e-4, atol=1e-5)
             assert got["rank"] == (model_logprobs > model_logprobs[token]).sum()
             assert got["top_tokens"].tolist() == best.indices[:3].tolist()
@@ -182,7 +201,9 @@ def test_record_may_be_one_name():
 
 
 def test_bad_decoder_and_loop_are_refused():
-    with pytest.raises(TypeError, match="decoder must be a purgen.Decoder, such as .* not function"):
+    with pytest.raises(
+        TypeError, match="decoder must be a purgen.Decoder, such as .* not function"
+    ):
         generate(greedy, MODEL.params, PROMPT, max_new_tokens=2)
     with pytest.raises(ValueError, match="loop must be one of .* not 'fast'"):
         generate(greedy(MODEL), MODEL.params, PROMPT, max_new_tokens=2, loop="fast")
@@ -192,7 +213,13 @@ def test_compiled_loop_gives_the_eager_tokens():
     decoder = purgen.sample(MODEL, transform=purgen.top_p(0.9))
     runs = [
         generate(
-            decoder, MODEL.params, PROMPT, rng_key=KEY, max_new_tokens=9, loop=loop, record="logprob"
+            decoder,
+            MODEL.params,
+            PROMPT,
+            rng_key=KEY,
+            max_new_tokens=9,
+            loop=loop,
+            record="logprob",
         )
         for loop in ("eager", "compiled")
     ]
@@ -211,9 +238,7 @@ def test_callers_tensors_are_not_kept_or_changed():
     tokens, mask = PROMPT.tokens.clone(), PROMPT.mask.clone()
     key = purgen.random.split(KEY, 3)
     held = key.clone()
-    out = generate(
-        purgen.sample(MODEL), MODEL.params, PROMPT, rng_key=key, max_new_tokens=5
-    )
+    out = generate(purgen.sample(MODEL), MODEL.params, PROMPT, rng_key=key, max_new_tokens=5)
     assert torch.equal(PROMPT.tokens, tokens)
     assert torch.equal(PROMPT.mask, mask)
     assert torch.equal(key, held)

@@ -18,9 +18,7 @@ def begin(prompt, max_new_tokens=3, model=MODEL, **options):
 
 
 def prompt(tokens, mask=None):
-    return Prompt(
-        tokens=torch.tensor(tokens), mask=None if mask is None else torch.tensor(mask)
-    )
+    return Prompt(tokens=torch.tensor(tokens), mask=None if mask is None else torch.tensor(mask))
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.int32, torch.uint8])

@@ -16,7 +16,10 @@ LISTS = [[1, 2, 3, 4], [5], [6, 7], [8, 9, 10], [2], [3, 3], [4, 1, 6, 7, 9], [1
 
 def test_greedy_equals_a_run_without_cache():
     out = generate(
-        greedy(MODEL), MODEL.params, purgen.Prompt.from_lists(LISTS, pad_token_id=0), max_new_tokens=12
+        greedy(MODEL),
+        MODEL.params,
+        purgen.Prompt.from_lists(LISTS, pad_token_id=0),
+        max_new_tokens=12,
     )
     for row, prompt in enumerate(LISTS):
         text = list(prompt)
@@ -30,7 +33,12 @@ def test_greedy_equals_a_run_without_cache():
 
 def test_greedy_takes_the_lowest_id_of_tied_tokens():
     model = purgen.replace(MODEL, params={**MODEL.params, "head": torch.zeros(16, 24)})
-    out = generate(greedy(model), model.params, purgen.Prompt.from_lists([[1]], pad_token_id=0), max_new_tokens=2)
+    out = generate(
+        greedy(model),
+        model.params,
+        purgen.Prompt.from_lists([[1]], pad_token_id=0),
+        max_new_tokens=2,
+    )
     assert out.new_tokens.tolist() == [[0, 0]]
 
 
@@ -38,7 +46,12 @@ def test_sample_needs_a_key_before_any_work():
     calls = []
     model = purgen.replace(MODEL, prefill=lambda *args, **kwargs: calls.append(1))
     with pytest.raises(ValueError, match="rng_key is None.*pass rng_key=purgen.random.key"):
-        generate(sample(model), model.params, purgen.Prompt.from_lists(LISTS, pad_token_id=0), max_new_tokens=2)
+        generate(
+            sample(model),
+            model.params,
+            purgen.Prompt.from_lists(LISTS, pad_token_id=0),
+            max_new_tokens=2,
+        )
     assert not calls
 
 
@@ -47,7 +60,9 @@ def test_a_strategy_that_draws_says_that_it_needs_a_key():
         MODEL, lambda logits, state: purgen.random.categorical(purgen.step_key(state), logits)
     )
     with pytest.raises(ValueError, match="rng_key is None"):
-        generate(drawing, MODEL.params, purgen.Prompt.from_lists([[1]], pad_token_id=0), max_new_tokens=2)
+        generate(
+            drawing, MODEL.params, purgen.Prompt.from_lists([[1]], pad_token_id=0), max_new_tokens=2
+        )
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -79,7 +94,9 @@ def test_sample_is_the_same_in_any_batch(side, size):
 def test_keys_matter_and_repeat():
     prompt = purgen.Prompt.from_lists([[1]] * 6, pad_token_id=0)
     runs = [
-        generate(sample(MODEL), MODEL.params, prompt, rng_key=purgen.random.key(seed), max_new_tokens=9)
+        generate(
+            sample(MODEL), MODEL.params, prompt, rng_key=purgen.random.key(seed), max_new_tokens=9
+        )
         for seed in (1, 1, 2)
     ]
     assert torch.equal(runs[0].new_tokens, runs[1].new_tokens)
@@ -109,7 +126,9 @@ def test_sample_draws_from_the_exact_warped_distribution():
     size, draws = 7, 100_000
     table = torch.randn(size, size, generator=torch.Generator().manual_seed(0)) * 1.5
     model = bigram(table)
-    warp = purgen.chain(purgen.temperature(0.7), purgen.top_k(5), purgen.top_p(0.9), purgen.min_p(0.02))
+    warp = purgen.chain(
+        purgen.temperature(0.7), purgen.top_k(5), purgen.top_p(0.9), purgen.min_p(0.02)
+    )
     prompt = purgen.Prompt(tokens=torch.full((draws, 1), 3))
     out = generate(
         sample(model, transform=warp), model.params, prompt, rng_key=KEY, max_new_tokens=2

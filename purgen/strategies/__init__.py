@@ -2,6 +2,6 @@
 
 from purgen.strategies.greedy import greedy
 from purgen.strategies.sample import sample
-from purgen.strategies.token_strategy import default_stop, token_strategy
+from purgen.strategies.token_strategy import token_strategy
 
-__all__ = ["default_stop", "greedy", "sample", "token_strategy"]
+__all__ = ["greedy", "sample", "token_strategy"]

@@ -119,9 +119,9 @@ def _check_steps(run: _Run) -> list[GenerationState]:
     states = [state]
     while not bool(state.stopped.all()):
         require(len(states) <= run.max_new_tokens, "budget", "rows run on after their budget")
-        with unchanged("pure", state=state, params=run.params):
-            with no_global_randomness("global randomness"):
-                after, info = run.decoder.step(run.params, state)
+        inputs = unchanged("pure", state=state, params=run.params)
+        with inputs, no_global_randomness("global randomness"):
+            after, info = run.decoder.step(run.params, state)
         again, _ = run.decoder.step(run.params, state)
         found = difference(after, again)
         require(found is None, "deterministic", f"two steps from one state differ: {found}")
@@ -136,7 +136,16 @@ def _check_steps(run: _Run) -> list[GenerationState]:
 def _check_frozen(before: GenerationState, after: GenerationState) -> None:
     def visible(state: GenerationState) -> Any:
         """What must not change: everything but cache slots at and beyond the position."""
-        names = ("tokens", "start", "length", "stopped", "stop_reason", "rng_key", "transform", "stop")
+        names = (
+            "tokens",
+            "start",
+            "length",
+            "stopped",
+            "stop_reason",
+            "rng_key",
+            "transform",
+            "stop",
+        )
         return {name: getattr(state, name) for name in (*names, "extra", "cache_position")}
 
     stopped = before.stopped
@@ -242,6 +251,4 @@ def _row_keys(rng_key: Tensor | None, batch_size: int) -> Tensor | None:
 
 def _real_tokens(prompt: Prompt) -> list[list[int]]:
     mask = torch.ones_like(prompt.tokens) if prompt.mask is None else prompt.mask
-    return [
-        row[real].tolist() for row, real in zip(prompt.tokens, mask.bool(), strict=True)
-    ]
+    return [row[real].tolist() for row, real in zip(prompt.tokens, mask.bool(), strict=True)]

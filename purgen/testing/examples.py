@@ -46,7 +46,10 @@ def example_view(
                 [0, 7, 0]])
     """
     if rows is None:
-        rows = [[1 + (row + place) % (vocab_size - 1) for place in range(3)] for row in range(batch_size)]
+        rows = [
+            [1 + (row + place) % (vocab_size - 1) for place in range(3)]
+            for row in range(batch_size)
+        ]
     width = max(len(row) for row in rows)
     tokens = torch.full((len(rows), width + capacity), pad_token_id, dtype=torch.int64)
     for index, row in enumerate(rows):
@@ -59,13 +62,20 @@ def example_view(
         prompt_length=length - num_new_tokens,
         num_new_tokens=torch.full_like(length, num_new_tokens),
         rng_key=random.split(random.key(0), len(rows)),
+        elapsed=torch.zeros(len(rows)),
+        logprob=torch.zeros(len(rows)),
+        entropy=torch.zeros(len(rows)),
         vocab_size=vocab_size,
         max_new_tokens=num_new_tokens + capacity,
     )
 
 
 def toy_model(
-    vocab_size: int = 32, *, hidden_size: int = 16, eos_token_id: int | tuple[int, ...] = (), seed: int = 0
+    vocab_size: int = 32,
+    *,
+    hidden_size: int = 16,
+    eos_token_id: int | tuple[int, ...] = (),
+    seed: int = 0,
 ) -> Model:
     """Makes a one-layer attention model with random weights, in plain tensor code.
 
@@ -96,7 +106,9 @@ def toy_model(
     keys = random.split(random.key(seed), len(shapes))
     scale = {"embed": 1.0, "head": 2.0}
     params = {
-        name: random.normal(key, shape) * scale.get(name, 1.5) / (1 if name == "embed" else hidden_size**0.5)
+        name: random.normal(key, shape)
+        * scale.get(name, 1.5)
+        / (1 if name == "embed" else hidden_size**0.5)
         for key, (name, shape) in zip(keys, shapes.items(), strict=True)
     }
 

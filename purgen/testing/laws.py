@@ -68,7 +68,9 @@ def difference(a: Any, b: Any, *, tolerance: float = 0.0) -> str | None:
 
 def clone_tree(tree: Any) -> Any:
     """Copies every tensor of a pytree."""
-    return torch_pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, tree)
+    return torch_pytree.tree_map(
+        lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, tree
+    )
 
 
 def stack_trees(*trees: Any) -> Any:

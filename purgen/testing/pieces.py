@@ -164,6 +164,9 @@ def _history(
             prompt_length=prompt_length,
             num_new_tokens=length - prompt_length,
             rng_key=random.split(random.key(seed), batch_size),
+            elapsed=torch.full((batch_size,), 0.1 * step),
+            logprob=-torch.rand(batch_size, generator=generator) * 5,
+            entropy=torch.rand(batch_size, generator=generator) * 3,
             vocab_size=vocab_size,
             max_new_tokens=steps,
         )
@@ -209,7 +212,9 @@ def _check_rows(piece: _Piece, history: list[_Moment]) -> None:
         if not _has_row_settings(piece, history[0].view):
             starts.append(piece.init(rows[0].view))
         for start in starts:
-            found = difference([select_rows(output, index) for output in whole], piece.run(rows, start))
+            found = difference(
+                [select_rows(output, index) for output in whole], piece.run(rows, start)
+            )
             require(found is None, "rows", f"{which} got another result: {found}")
 
 

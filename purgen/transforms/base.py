@@ -53,4 +53,6 @@ def stateless(fn: Callable[[Tensor, TokenView], Tensor]) -> LogitsTransform:
     """
     if not callable(fn):
         raise TypeError(f"stateless: fn must be a function, not {type(fn).__name__}")
-    return LogitsTransform(lambda context: (), lambda tstate, logits, view: (fn(logits, view), tstate))
+    return LogitsTransform(
+        lambda context: (), lambda tstate, logits, view: (fn(logits, view), tstate)
+    )

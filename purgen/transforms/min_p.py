@@ -41,7 +41,9 @@ def min_p(
         >>> import torch, purgen
         >>> transform = purgen.min_p(0.25)
         >>> view = purgen.testing.example_view(batch_size=1, vocab_size=3)
-        >>> transform.apply(transform.init(view), torch.tensor([[0.6, 0.3, 0.1]]).log(), view)[0].exp()
+        >>> transform.apply(transform.init(view), torch.tensor([[0.6, 0.3, 0.1]]).log(), view)[
+        ...     0
+        ... ].exp()
         tensor([[0.6000, 0.3000, 0.0000]])
     """
     check_min_tokens("min_p", min_tokens_to_keep)

@@ -61,7 +61,13 @@ def repetition_penalty(
     owner = "repetition_penalty"
     largest = torch.finfo(torch.float32).max
     strength = setting(owner, "penalty", penalty, above=0.0, high=largest)
-    ignored = setting(owner, "prompt_ignore_length", 0 if prompt_ignore_length is None else prompt_ignore_length, low=0, integer=True)
+    ignored = setting(
+        owner,
+        "prompt_ignore_length",
+        0 if prompt_ignore_length is None else prompt_ignore_length,
+        low=0,
+        integer=True,
+    )
     spared = token_ids(owner, "exempt", exempt, empty=True)
     if scope not in SCOPES:
         raise ValueError(f"{owner}: scope must be one of {SCOPES}, not {scope!r}")

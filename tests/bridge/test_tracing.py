@@ -8,14 +8,11 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils._pytree import tree_map
 
 import purgen
-from tests.bridge.families import FAMILIES, MAIN, assert_close, prefilled, ragged_prompt
+from tests.bridge.families import BATCHING, FAMILIES, MAIN, assert_close, prefilled, ragged_prompt
 
 TOKENS = torch.tensor([[5], [44], [61]])
 
-# torch 2.13 on CPU: vmap runs these operators once a lane, and says so.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:There is a performance drop because we have not yet implemented the batching rule"
-)
+pytestmark = pytest.mark.filterwarnings(BATCHING)
 
 OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES if name not in MAIN]
 

@@ -69,7 +69,9 @@ PARITY: dict[str, Parity] = {
         lambda settings, ids: transformers.TemperatureLogitsWarper(**settings),
     ),
     "top_k": Parity(
-        st.fixed_dictionaries({"top_k": st.integers(1, VOCAB + 9)}, optional={"min_tokens_to_keep": KEEP}),
+        st.fixed_dictionaries(
+            {"top_k": st.integers(1, VOCAB + 9)}, optional={"min_tokens_to_keep": KEEP}
+        ),
         purgen.top_k,
         lambda settings, ids: transformers.TopKLogitsWarper(**settings),
     ),
@@ -108,6 +110,9 @@ def view_of_ids(ids: torch.Tensor, prompt_length: int, pads: int = 0, pad: int =
         prompt_length=prompt,
         num_new_tokens=length - prompt,
         rng_key=purgen.random.split(purgen.random.key(0), batch),
+        elapsed=torch.zeros(batch),
+        logprob=torch.zeros(batch),
+        entropy=torch.zeros(batch),
         vocab_size=VOCAB,
         max_new_tokens=3,
     )

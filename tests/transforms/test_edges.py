@@ -14,7 +14,9 @@ INF = torch.inf
 def apply(transform, logits, rows=None, num_new_tokens=0):
     logits = torch.tensor(logits) if not isinstance(logits, torch.Tensor) else logits
     vocab = logits.shape[-1]
-    view = example_view(rows, batch_size=len(logits), vocab_size=vocab, num_new_tokens=num_new_tokens)
+    view = example_view(
+        rows, batch_size=len(logits), vocab_size=vocab, num_new_tokens=num_new_tokens
+    )
     return transform.apply(transform.init(view), logits, view)[0]
 
 
@@ -53,8 +55,11 @@ def test_top_k_keeps_all_ties_with_the_last():
 def test_filter_value_and_min_tokens_are_honoured():
     logits = [[0.0, 1.0, 2.0, 3.0]]
     for make in (purgen.top_k, purgen.top_p, purgen.min_p):
-        strictest = make(1 if make is purgen.top_k else {purgen.top_p: 0.0}.get(make, 1.0),
-                         filter_value=-9.0, min_tokens_to_keep=3)
+        strictest = make(
+            1 if make is purgen.top_k else {purgen.top_p: 0.0}.get(make, 1.0),
+            filter_value=-9.0,
+            min_tokens_to_keep=3,
+        )
         assert apply(strictest, logits).tolist() == [[-9.0, 1.0, 2.0, 3.0]]
 
 
@@ -69,8 +74,14 @@ def test_at_least_one_token_stays(transform):
 
 @pytest.mark.parametrize(
     "transform",
-    [purgen.top_k(2), purgen.top_p(0.7), purgen.min_p(0.3), purgen.temperature(0.7),
-     purgen.repetition_penalty(2.0), purgen.repetition_penalty(2.0, normalize=True)],
+    [
+        purgen.top_k(2),
+        purgen.top_p(0.7),
+        purgen.min_p(0.3),
+        purgen.temperature(0.7),
+        purgen.repetition_penalty(2.0),
+        purgen.repetition_penalty(2.0, normalize=True),
+    ],
 )
 def test_rows_without_numbers_have_a_result(transform):
     rows = [[-INF] * 3, [INF, INF, 0.0], [torch.nan] * 3, [torch.nan, 1.0, 0.0]]
@@ -105,20 +116,28 @@ def test_normalised_penalty_does_not_depend_on_the_zero_point():
     penalty = purgen.repetition_penalty(1.7, normalize=True)
     shifted = [apply(penalty, logits + shift, [[1, 2], [3, 4]]) for shift in (0.0, 100.0)]
     torch.testing.assert_close(*shifted, rtol=1e-4, atol=1e-4)
-    plain = [apply(purgen.repetition_penalty(1.7), logits + s, [[1, 2], [3, 4]]) for s in (0.0, 100.0)]
+    plain = [
+        apply(purgen.repetition_penalty(1.7), logits + s, [[1, 2], [3, 4]]) for s in (0.0, 100.0)
+    ]
     assert not torch.allclose(plain[0] + 100, plain[1])
 
 
 def test_tokens_beyond_the_logits_are_passed_over():
     view = example_view([[1, 9]], vocab_size=10)
     penalty = purgen.repetition_penalty(2.0)
-    assert penalty.apply(penalty.init(view), torch.full((1, 4), 2.0), view)[0].tolist() == [[2.0, 1.0, 2.0, 2.0]]
+    assert penalty.apply(penalty.init(view), torch.full((1, 4), 2.0), view)[0].tolist() == [
+        [2.0, 1.0, 2.0, 2.0]
+    ]
 
 
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: purgen.temperature(-1.0), ValueError, "temperature must be at least 0.0, not -1.0"),
+        (
+            lambda: purgen.temperature(-1.0),
+            ValueError,
+            "temperature must be at least 0.0, not -1.0",
+        ),
         (lambda: purgen.temperature(torch.nan), ValueError, "not nan"),
         (lambda: purgen.temperature(INF), ValueError, "not inf"),
         (lambda: purgen.temperature("hot"), TypeError, "temperature must be a float.*'hot'"),
@@ -136,8 +155,16 @@ def test_tokens_beyond_the_logits_are_passed_over():
         (lambda: purgen.repetition_penalty(1.0, scope="both"), ValueError, "scope must be one of"),
         (lambda: purgen.repetition_penalty(1.0, exempt=[-1]), ValueError, "exempt holds -1"),
         (lambda: purgen.repetition_penalty(1.0, prompt_ignore_length=-1), ValueError, "not -1"),
-        (lambda: purgen.chain(purgen.top_k(2), 3), TypeError, "transform 1 must be a LogitsTransform"),
-        (lambda: purgen.named_chain(("a", purgen.top_k(2)), a=purgen.top_k(3)), ValueError, "twice"),
+        (
+            lambda: purgen.chain(purgen.top_k(2), 3),
+            TypeError,
+            "transform 1 must be a LogitsTransform",
+        ),
+        (
+            lambda: purgen.named_chain(("a", purgen.top_k(2)), a=purgen.top_k(3)),
+            ValueError,
+            "twice",
+        ),
         (lambda: purgen.stateless(3), TypeError, "fn must be a function"),
         (lambda: purgen.when(True, purgen.top_k(2)), TypeError, "condition must be a function"),
         (lambda: purgen.when(lambda view: view, 3), TypeError, "piece must be"),

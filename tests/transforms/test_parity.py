@@ -13,10 +13,16 @@ from tests.transforms.parity import NEAR, PARITY, VOCAB, view_of_ids
 @st.composite
 def inputs(draw):
     """Histories int64 [B, L] of few ids, so that they repeat, and float32 logits [B, V]."""
-    seed, batch, length = draw(st.integers(0, 2**31)), draw(st.integers(1, 4)), draw(st.integers(1, 12))
+    seed, batch, length = (
+        draw(st.integers(0, 2**31)),
+        draw(st.integers(1, 4)),
+        draw(st.integers(1, 12)),
+    )
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(draw(st.sampled_from([3, 8, VOCAB])), (batch, length), generator=generator)
-    logits = torch.randn(batch, VOCAB, generator=generator) * draw(st.sampled_from([0.1, 2.0, 20.0]))
+    logits = torch.randn(batch, VOCAB, generator=generator) * draw(
+        st.sampled_from([0.1, 2.0, 20.0])
+    )
     if draw(st.booleans()):  # ties, among them for the best
         logits = logits.round()
     if draw(st.booleans()):
