@@ -81,11 +81,9 @@ def pytree_dataclass(cls: type[T]) -> type[T]:
     children = tuple(field.name for field in fields if not field.metadata.get("static"))
     static = tuple(field.name for field in fields if field.metadata.get("static"))
 
-    def flatten(value: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        return (
-            tuple([getattr(value, name) for name in children]),
-            tuple([getattr(value, name) for name in static]),
-        )
+    def flatten(value: Any) -> tuple[list[Any], tuple[Any, ...]]:
+        leaves = [getattr(value, name) for name in children]
+        return leaves, tuple([getattr(value, name) for name in static])
 
     def unflatten(leaves: Any, context: Any) -> Any:
         # Not through __init__: a transformation may put any object in place of a leaf, and checks
@@ -153,7 +151,7 @@ def replace(value: T, **changes: Any) -> T:
         raise TypeError(
             f"replace: {type(value).__name__} has no field {unknown[0]!r}; its fields are {names}"
         )
-    return dataclasses.replace(value, **changes)  # type: ignore[return-value]
+    return dataclasses.replace(value, **changes)
 
 
 def select_rows(tree: T, index: Tensor) -> T:

@@ -95,7 +95,7 @@ def split(key: Tensor, num: int = 2) -> Tensor:
         True
     """
     _check_key(key)
-    if not isinstance(num, int) or num < 1:
+    if not isinstance(num, (int, torch.SymInt)) or num < 1:
         raise ValueError(f"num must be an int of at least 1, got {num!r}")
     return fold_in(key.unsqueeze(-2), torch.arange(num, device=key.device))
 
@@ -345,19 +345,21 @@ def categorical(key: Tensor, logits: Tensor) -> Tensor:
 def _draw(key: Tensor, shape: Sequence[int], convert: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     """Draw `shape` for each key: element `i`, in row-major order, comes from counter `i`."""
     _check_key(key)
-    if not isinstance(shape, (tuple, list)) or min(shape, default=0) < 0:
+    if not isinstance(shape, (tuple, list)) or any(size < 0 for size in shape):
         raise ValueError(f"shape must be a tuple of sizes, got {shape!r}")
     index = torch.arange(math.prod(shape), device=key.device)
-    return _draw_at(key, index, convert).reshape(*key.shape[:-1], *shape)
+    return _draw_at(key, index, convert).reshape((*key.shape[:-1], *shape))
 
 
 def _draw_at(key: Tensor, index: Tensor, convert: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     """Convert the pair of words that each key [..., 2] has at each `index` [..., C]."""
     words = _words(key.unsqueeze(-2), index)
-    shape, block = words[0].shape, _BLOCK * torch.get_num_threads()
-    if torch.compiler.is_compiling() or key.device.type != "cpu" or shape.numel() <= block:
+    if torch.compiler.is_compiling() or key.device.type != "cpu":
         return convert(*_threefry(*words))
     # In eager mode a CPU waits for memory: one block after another is twice as fast.
+    shape, block = words[0].shape, _BLOCK * torch.get_num_threads()
+    if shape.numel() <= block:
+        return convert(*_threefry(*words))
     axis = next(axis for axis, size in enumerate(shape) if size > 1)
     rows = max(1, block * shape[axis] // shape.numel())
     blocks = zip(*(word.split(rows, axis) for word in words), strict=True)

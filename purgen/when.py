@@ -43,13 +43,15 @@ def when(condition: Callable[[TokenView], Tensor], piece: Piece) -> Piece:
     """
     if not callable(condition):
         raise TypeError(f"when: condition must be a function, not {type(condition).__name__}")
+    made: Any
     if isinstance(piece, LogitsTransform):
-        return _when_transform(condition, piece)
-    if isinstance(piece, StopRule):
-        return _when_rule(condition, piece)
-    raise TypeError(
-        f"when: piece must be a LogitsTransform or StopRule, not {type(piece).__name__}"
-    )
+        made = _when_transform(condition, piece)
+    elif isinstance(piece, StopRule):
+        made = _when_rule(condition, piece)
+    else:
+        kind = type(piece).__name__
+        raise TypeError(f"when: piece must be a LogitsTransform or StopRule, not {kind}")
+    return made  # type: ignore[no-any-return]
 
 
 def _when_transform(

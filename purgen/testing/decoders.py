@@ -12,7 +12,7 @@ from purgen import random
 from purgen.decoder import Decoder, GenerationOutput
 from purgen.loop import generate, resume
 from purgen.prompt import Prompt
-from purgen.pytree import replace, select_rows, where_rows
+from purgen.pytree import select_rows, where_rows
 from purgen.state import GenerationState
 from purgen.testing.laws import (
     CompileCounter,
@@ -119,8 +119,8 @@ def _check_steps(run: _Run) -> list[GenerationState]:
     states = [state]
     while not bool(state.stopped.all()):
         require(len(states) <= run.max_new_tokens, "budget", "rows run on after their budget")
-        inputs = unchanged("pure", state=state, params=run.params)
-        with inputs, no_global_randomness("global randomness"):
+        untouched = unchanged("pure", state=state, params=run.params)
+        with untouched, no_global_randomness("global randomness"):
             after, info = run.decoder.step(run.params, state)
         again, _ = run.decoder.step(run.params, state)
         found = difference(after, again)
@@ -181,12 +181,12 @@ def _check_pads(run: _Run, whole: GenerationOutput) -> None:
     sequences = _real_tokens(run.prompt)
     last = int(sequences[0][-1])  # a pad id that is a token, too: only the mask can tell
     for side, more, pad in (("left", 0, last), ("right", 0, 0), ("left", 3, 1), ("right", 2, last)):
-        padded = Prompt.from_lists(sequences, pad_token_id=pad, padding_side=side)
+        narrow = Prompt.from_lists(sequences, pad_token_id=pad, padding_side=side)
+        assert narrow.mask is not None
         widths = (more, 0) if side == "left" else (0, more)
-        padded = replace(
-            padded,
-            tokens=torch.nn.functional.pad(padded.tokens, widths, value=pad),
-            mask=torch.nn.functional.pad(padded.mask, widths),
+        padded = Prompt(
+            tokens=torch.nn.functional.pad(narrow.tokens, widths, value=pad),
+            mask=torch.nn.functional.pad(narrow.mask, widths),
             inputs=run.prompt.inputs,
         )
         result = dataclasses.replace(run, prompt=padded).generate()
