@@ -110,7 +110,7 @@ def _check_module(module: Any, dtype: torch.dtype | None, device: torch.device |
 def _resolve(source: str) -> str:
     """Returns a hub id or a folder."""
     path = Path(source).expanduser()
-    if path.suffix == ".gguf":
+    if path.suffix.lower() == ".gguf":
         return str(converted(path))
     if path.exists():
         return str(path)

@@ -2,8 +2,7 @@
 
 transformers takes a 4-dimensional mask as it is. Built here from slots alone, such a mask is right
 for rows at different positions, traces into one graph and has no data-dependent branch. `0` allows
-and the lowest finite number forbids, so a query that may see nothing (a pad) gives something
-finite.
+and a very low number forbids, so a query that may see nothing (a pad) gives something finite.
 
 `rank` is the number of real tokens before a slot: what the position would be in a row without pads.
 """
@@ -87,9 +86,13 @@ def build(
 
 
 def additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:
-    """Returns bool [B, q, T] as floating [B, 1, q, T]: 0 where allowed, else the lowest number."""
+    """Returns bool [B, q, T] as floating [B, 1, q, T]: 0 where allowed, else a very low number.
+
+    Half the lowest, because a negative score added to the lowest number is -inf in float16, and a
+    query that may see nothing would then be NaN.
+    """
     mask = torch.zeros_like(allowed, dtype=dtype)
-    return mask.masked_fill(~allowed, torch.finfo(dtype).min)[:, None]
+    return mask.masked_fill(~allowed, torch.finfo(dtype).min / 2)[:, None]
 
 
 def _full(valid: Tensor, slots: Tensor, window: Any) -> Tensor:

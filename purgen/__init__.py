@@ -23,8 +23,8 @@ from purgen.state import Cache, GenerationState, StopReason
 from purgen.stop_rules import *  # noqa: F403 (one line a piece, in the folder's own list)
 from purgen.strategies import *  # noqa: F403
 from purgen.transforms import *  # noqa: F403
-from purgen.verbs import append, begin, feed, finish, step_key
-from purgen.view import TokenView, last_token, real_slots
+from purgen.verbs import append, begin, extend, feed, finish, warp
+from purgen.view import TokenView, last_token, real_slots, step_key
 from purgen.when import when
 
 __all__ = [
@@ -42,6 +42,7 @@ __all__ = [
     "append",
     "begin",
     "entropy",
+    "extend",
     "feed",
     "finish",
     "generate",
@@ -60,6 +61,7 @@ __all__ = [
     "testing",
     "top_logprobs",
     "top_tokens",
+    "warp",
     "when",
     "where_rows",
 ]

@@ -13,7 +13,7 @@ def is_concrete(*tensors: Tensor) -> bool:
     """Tells whether the numbers in all of `tensors` can be read now.
 
     They cannot while `torch.compile` or `torch.export` traces, under `torch.func` transformations, on
-    the meta device and in fake tensors. A check on values is made where this is True, and costs
+    the meta device, in fake tensors, and while a CUDA graph is captured. A check on values is made where this is True, and costs
     nothing in a compiled program.
 
     Args:
@@ -28,6 +28,8 @@ def is_concrete(*tensors: Tensor) -> bool:
         (True, False)
     """
     if torch.compiler.is_compiling():
+        return False
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
         return False
     return not any(
         tensor.is_meta

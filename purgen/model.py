@@ -33,7 +33,7 @@ class ModelOutput:
     hidden_states: Any = None  # [B, q, H] or None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Model:
     """A language model as pure functions.
 

@@ -35,6 +35,7 @@ class StopReason(enum.IntEnum):
     STOP_SEQUENCE = 8  # the newest tokens are a stop sequence
     CONFIDENCE = 9  # the newest token was chosen with too little probability
     ENTROPY = 10  # the distribution it was chosen from was too flat
+    LOGPROB = 11  # the new tokens are too improbable on the whole
 
 
 @pytree_dataclass

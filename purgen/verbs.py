@@ -1,4 +1,4 @@
-"""The verbs that strategies are written in: `begin`, `feed`, `append`, `finish`.
+"""The verbs that strategies are written in: `begin`, `feed`, `warp`, `append`, `finish`.
 
 A strategy's `init` calls `begin`; its `step` calls `feed`, does what it likes with the logits, and
 calls `append`. Between two steps exactly one token of a running row is not in the cache yet: the
@@ -14,16 +14,16 @@ from torch import Tensor
 
 from purgen import random
 from purgen.decoder import GenerationOutput, StepInfo
-from purgen.logits import entropy_of, is_dead, log_softmax
+from purgen.logits import entropy_of, forbid_nan, is_dead, log_softmax
 from purgen.model import Model, ModelOutput
 from purgen.prompt import Prompt, right_align
 from purgen.pytree import replace, where_rows
 from purgen.state import Cache, GenerationState, StopReason
 from purgen.stop_rules.base import StopRule, reason_of
 from purgen.transforms import LogitsTransform
-from purgen.view import TokenView, view_of
+from purgen.view import NO_KEY, view_of
 
-__all__ = ["append", "begin", "feed", "finish", "step_key"]
+__all__ = ["append", "begin", "extend", "feed", "finish", "require_key", "warp"]
 
 
 def begin(
@@ -156,18 +156,12 @@ def append(
     running = ~state.stopped
     dead = running & is_dead(logits)
     emits = running & ~dead
-    slot = torch.where(emits, state.length, state.length - 1)
-    row = torch.arange(len(slot), device=slot.device)
-    old = state.tokens.gather(1, slot[:, None])[:, 0]
-    tokens = torch.ops.aten.index_put(state.tokens, [row, slot], torch.where(emits, token, old))
-    length = state.length + emits.long()
-    written = replace(state, tokens=tokens, length=length)
-
+    written = extend(state, token, emits)
     info = _describe(state, token, logits, model_logits, emits)
     view = view_of(written, logprob=info.logprob, entropy=info.entropy)
     fires, rule_state = stop.check(state.stop, view)
     reason = torch.where(fires, reason_of(stop, rule_state, fires), 0)
-    full = length >= tokens.shape[1]
+    full = written.length >= written.tokens.shape[1]
     reason = torch.where(full & (reason == 0), int(StopReason.MAX_NEW_TOKENS), reason)
     reason = torch.where(dead, int(StopReason.NO_TOKEN), reason)
     reason = torch.where(running, reason, state.stop_reason)
@@ -178,6 +172,49 @@ def append(
         stop=where_rows(emits, rule_state, state.stop),
     )
     return after, info
+
+
+def extend(state: GenerationState, token: Tensor, emits: Tensor) -> GenerationState:
+    """Writes a token to some rows and advances these, without asking a stop rule.
+
+    Args:
+        state: the generation, with room for a token in these rows.
+        token: int64 [B].
+        emits: bool [B], which rows get theirs.
+
+    Returns:
+        The state with new `tokens` and `length`.
+    """
+    slot = torch.where(emits, state.length, state.length - 1)
+    row = torch.arange(len(slot), device=slot.device)
+    old = state.tokens.gather(1, slot[:, None])[:, 0]
+    tokens = torch.ops.aten.index_put(state.tokens, [row, slot], torch.where(emits, token, old))
+    return replace(state, tokens=tokens, length=state.length + emits.long())
+
+
+def warp(
+    state: GenerationState, logits: Tensor, transform: LogitsTransform
+) -> tuple[GenerationState, Tensor]:
+    """Applies the transform whose state is in `state.transform`.
+
+    Args:
+        state: the generation.
+        logits: floating [B, V]; NaN counts as -inf.
+        transform: the transform.
+
+    Returns:
+        `(state, logits)`: the state with the transform's new one, which stays as it was in rows that
+        have stopped; and the changed logits.
+    """
+    logits, after = transform.apply(state.transform, forbid_nan(logits), view_of(state))
+    after = where_rows(~state.stopped, after, state.transform)
+    return replace(state, transform=after), logits
+
+
+def require_key(rng_key: Tensor | None) -> None:
+    """Raises ValueError if a strategy that draws random numbers was given no key."""
+    if rng_key is None:
+        raise ValueError(NO_KEY)
 
 
 def finish(state: GenerationState, *, scores: Tensor | None = None) -> GenerationOutput:
@@ -211,29 +248,6 @@ def finish(state: GenerationState, *, scores: Tensor | None = None) -> Generatio
         record={},
         state=state,
     )
-
-
-def step_key(state: GenerationState | TokenView) -> Tensor:
-    """Returns the random key of the next token of each row.
-
-    It depends on the row's key and on the index of the token, on nothing else: not on the batch, the
-    loop or the strategy.
-
-    Args:
-        state: a generation, or the view that a transform gets.
-
-    Returns:
-        int64 [B, 2], `random.fold_in(rng_key, num_new_tokens)`.
-
-    Raises:
-        ValueError: the generation began without a key.
-    """
-    if not state.keyed:
-        raise ValueError(
-            "rng_key is None, and this strategy draws random numbers: "
-            "pass rng_key=purgen.random.key(seed)"
-        )
-    return random.fold_in(state.rng_key, state.num_new_tokens)
 
 
 def _describe(

@@ -5,10 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from purgen import random
 from purgen.pytree import pytree_dataclass, static_field
 from purgen.state import GenerationState
 
-__all__ = ["TokenView", "last_token", "real_slots", "view_of"]
+NO_KEY = (
+    "rng_key is None, and this strategy draws random numbers: pass rng_key=purgen.random.key(seed)"
+)
+
+__all__ = ["NO_KEY", "TokenView", "last_token", "real_slots", "step_key", "view_of"]
 
 
 @pytree_dataclass
@@ -104,3 +109,23 @@ def last_token(view: TokenView) -> Tensor:
         int64 [B].
     """
     return view.tokens.gather(1, (view.length - 1)[:, None])[:, 0]
+
+
+def step_key(state: GenerationState | TokenView) -> Tensor:
+    """Returns the random key of the next token of each row.
+
+    It depends on the row's key and on the index of the token, on nothing else: not on the batch, the
+    loop or the strategy.
+
+    Args:
+        state: a generation, or the view that a transform gets.
+
+    Returns:
+        int64 [B, 2], `random.fold_in(rng_key, num_new_tokens)`.
+
+    Raises:
+        ValueError: the generation began without a key.
+    """
+    if not state.keyed:
+        raise ValueError(NO_KEY)
+    return random.fold_in(state.rng_key, state.num_new_tokens)

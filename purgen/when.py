@@ -51,7 +51,7 @@ def when(condition: Callable[[TokenView], Tensor], piece: Piece) -> Piece:
     else:
         kind = type(piece).__name__
         raise TypeError(f"when: piece must be a LogitsTransform or StopRule, not {kind}")
-    return made  # type: ignore[no-any-return]
+    return made
 
 
 def _when_transform(

@@ -14,7 +14,7 @@ from purgen.state import GenerationState
 from purgen.stop_rules import StopRule
 from purgen.strategies.token_strategy import token_strategy
 from purgen.transforms import LogitsTransform
-from purgen.verbs import step_key
+from purgen.view import step_key
 
 __all__ = ["sample"]
 

@@ -10,12 +10,10 @@ from torch import Tensor
 from purgen.decoder import Decoder, StepInfo
 from purgen.model import Model
 from purgen.prompt import Prompt
-from purgen.pytree import replace, where_rows
 from purgen.state import GenerationState
 from purgen.stop_rules import StopRule, any_of, eos
 from purgen.transforms import LogitsTransform, chain
-from purgen.verbs import append, begin, feed, finish
-from purgen.view import view_of
+from purgen.verbs import append, begin, feed, finish, require_key, warp
 
 __all__ = ["token_strategy"]
 
@@ -57,26 +55,13 @@ def token_strategy(
     """
     if not callable(choose):
         raise TypeError(f"choose must be a function of (logits, state), not {choose!r}")
-    transform = chain() if transform is None else transform
-    if not isinstance(transform, LogitsTransform):
-        raise TypeError(
-            f"transform must be a purgen.LogitsTransform, not {type(transform).__name__}; "
-            "purgen.chain joins several, bridge.to_transform takes one of transformers"
-        )
-    stop = default_stop(model) if stop is None else stop
-    if not isinstance(stop, StopRule):
-        raise TypeError(
-            f"stop must be a purgen.StopRule, not {type(stop).__name__}; purgen.any_of joins several"
-        )
+    transform, stop = pieces_of(model, transform, stop)
 
     def init(
         params: Any, prompt: Prompt, *, rng_key: Tensor | None = None, max_new_tokens: int
     ) -> GenerationState:
-        if needs_key and rng_key is None:
-            raise ValueError(
-                "rng_key is None, and this strategy draws random numbers: "
-                "pass rng_key=purgen.random.key(seed)"
-            )
+        if needs_key:
+            require_key(rng_key)
         return begin(
             model,
             params,
@@ -90,23 +75,41 @@ def token_strategy(
     def step(params: Any, state: GenerationState) -> tuple[GenerationState, StepInfo]:
         state, output = feed(model, params, state)
         model_logits = output.logits[:, -1]
-        logits, transform_state = transform.apply(state.transform, model_logits, view_of(state))
-        transform_state = where_rows(~state.stopped, transform_state, state.transform)
+        state, logits = warp(state, model_logits, transform)
         token = choose(logits, state)
-        state = replace(state, transform=transform_state)
         return append(state, token, logits, stop=stop, model_logits=model_logits)
 
     return Decoder(init, step, finish)
 
 
-def default_stop(model: Model) -> StopRule:
-    """Returns the rule that `stop=None` stands for: the model's eos ids, if it has any.
+def pieces_of(
+    model: Model, transform: LogitsTransform | None, stop: StopRule | None
+) -> tuple[LogitsTransform, StopRule]:
+    """Puts a strategy's transform and stop rule in place of None, and checks their kinds.
 
     Args:
         model: the model.
+        transform: None stands for the identity.
+        stop: None stands for the model's eos ids, if it has any.
 
     Returns:
-        A `StopRule`.
+        Both.
+
+    Raises:
+        TypeError: something else was given.
     """
-    ids = model.eos_token_id
-    return eos(ids) if isinstance(ids, int) or len(ids) else any_of()
+    if transform is None:
+        transform = chain()
+    if not isinstance(transform, LogitsTransform):
+        raise TypeError(
+            f"transform must be a purgen.LogitsTransform, not {type(transform).__name__}; "
+            "purgen.chain joins several, bridge.to_transform takes one of transformers"
+        )
+    if stop is None:
+        ids = model.eos_token_id
+        stop = eos(ids) if isinstance(ids, int) or len(ids) else any_of()
+    if not isinstance(stop, StopRule):
+        raise TypeError(
+            f"stop must be a purgen.StopRule, not {type(stop).__name__}; purgen.any_of joins several"
+        )
+    return transform, stop

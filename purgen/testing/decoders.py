@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 import torch
+import torch.utils._pytree as torch_pytree
 from torch import Tensor
 
 from purgen import random
@@ -13,7 +14,7 @@ from purgen.decoder import Decoder, GenerationOutput
 from purgen.loop import generate, resume
 from purgen.prompt import Prompt
 from purgen.pytree import select_rows, where_rows
-from purgen.state import GenerationState
+from purgen.state import Cache, GenerationState
 from purgen.testing.laws import (
     CompileCounter,
     check_rows_first,
@@ -135,7 +136,7 @@ def _check_steps(run: _Run) -> list[GenerationState]:
 
 def _check_frozen(before: GenerationState, after: GenerationState) -> None:
     def visible(state: GenerationState) -> Any:
-        """What must not change: everything but cache slots at and beyond the position."""
+        """What must not change: everything but what a cache holds at and beyond its position."""
         names = (
             "tokens",
             "start",
@@ -146,7 +147,12 @@ def _check_frozen(before: GenerationState, after: GenerationState) -> None:
             "transform",
             "stop",
         )
-        return {name: getattr(state, name) for name in (*names, "extra", "cache_position")}
+        fields = {name: getattr(state, name) for name in (*names, "extra", "cache_position")}
+        return torch_pytree.tree_map(
+            lambda value: value.cache_position if isinstance(value, Cache) else value,
+            fields,
+            is_leaf=lambda value: isinstance(value, Cache),
+        )
 
     stopped = before.stopped
     found = difference(visible(before), where_rows(stopped, visible(after), visible(before)))

@@ -15,11 +15,10 @@ from torch import Tensor
 from purgen.logits import forbid_nan, log_softmax
 from purgen.settings import check_vocabulary, per_row, setting, token_ids
 from purgen.transforms.base import LogitsTransform
-from purgen.view import TokenView, real_slots
+from purgen.transforms.seen import check_scope, in_scope, seen_tokens
+from purgen.view import TokenView
 
 __all__ = ["repetition_penalty"]
-
-SCOPES = ("all", "prompt", "generated")
 
 
 def repetition_penalty(
@@ -69,8 +68,7 @@ def repetition_penalty(
         integer=True,
     )
     spared = token_ids(owner, "exempt", exempt, empty=True)
-    if scope not in SCOPES:
-        raise ValueError(f"{owner}: scope must be one of {SCOPES}, not {scope!r}")
+    check_scope(owner, scope)
 
     def init(context: TokenView) -> dict[str, Any]:
         check_vocabulary(owner, "exempt", spared, context)
@@ -80,16 +78,9 @@ def repetition_penalty(
         }
 
     def apply(tstate: dict[str, Any], logits: Tensor, view: TokenView) -> tuple[Tensor, Any]:
-        vocab_size = logits.shape[-1]
         slot = torch.arange(view.tokens.shape[1], device=logits.device)
-        counts = real_slots(view) & (slot >= (view.start + tstate["ignored"])[:, None])
-        if scope != "all":
-            in_prompt = slot < view.prompt_length[:, None]
-            counts = counts & (in_prompt if scope == "prompt" else ~in_prompt)
-        # Tokens that do not count, or have no logit, go to a column of their own.
-        column = torch.where(counts, view.tokens.clamp(0, vocab_size), vocab_size)
-        seen = torch.zeros(len(logits), vocab_size + 1, dtype=torch.bool, device=logits.device)
-        seen = seen.scatter(1, column, True)[:, :vocab_size]
+        counts = in_scope(view, scope) & (slot >= (view.start + tstate["ignored"])[:, None])
+        seen = seen_tokens(view.tokens, counts, logits.shape[-1])
         if spared.numel():
             seen = seen.index_fill(1, spared.to(logits.device), False)
         scores = log_softmax(logits) if normalize else forbid_nan(logits).float()

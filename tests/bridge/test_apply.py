@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
+import bridge
 import purgen
-from tests.bridge.families import MAIN, assert_close, assert_same, prefilled, ragged_prompt
+from tests.bridge.families import (
+    MAIN,
+    assert_close,
+    assert_same,
+    prefilled,
+    ragged_prompt,
+    tiny_module,
+)
 
 TOKENS = torch.tensor([[5, 90, 17], [44, 3, 120], [61, 61, 8]])
 
@@ -76,6 +86,8 @@ def test_rewind(model):
     again = model.apply(model.params, TOKENS, back)
     assert torch.equal(again.logits, clean.logits)
     assert torch.equal(again.cache.layers["valid"], clean.cache.layers["valid"])
+    _, mask = ragged_prompt()
+    assert again.cache.layers["valid"].sum(1).tolist() == (mask.sum(1) + 3).tolist()
     following = model.apply(model.params, TOKENS[:, :1], again.cache)
     expected = model.apply(model.params, TOKENS[:, :1], clean.cache)
     assert torch.equal(following.logits, expected.logits)
@@ -129,6 +141,21 @@ def test_row_without_tokens(model):
     assert_close(after.logits[1:2], fresh.logits)
 
 
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_row_without_tokens_in_16_bits(name, dtype):
+    """Scores far below zero, added to a mask, must not reach -inf: 0 times NaN is NaN."""
+    module = tiny_module(name, num_key_value_heads=4).to(dtype)
+    for layer in module.model.layers:
+        attention = layer.self_attn
+        attention.k_proj.weight.data = -16 * attention.q_proj.weight.data
+    model = bridge.load(module)
+    tokens, mask = ragged_prompt()
+    mask[1], tokens[1] = False, 7
+    out = model.prefill(model.params, tokens, model.init_cache(3, 9), mask=mask)
+    assert out.logits.isfinite().all()
+
+
 def test_inputs_do_not_change(model):
     tokens, mask = ragged_prompt()
     empty = model.init_cache(3, 16)
@@ -145,6 +172,25 @@ def test_inputs_do_not_change(model):
     assert_same(inputs, before)
     assert_same(model.apply(model.params, TOKENS, filled), first)
     assert torch.equal(torch.get_rng_state(), random_state)
+
+
+def test_threads_do_not_mix(models):
+    """Each thread computes with the parameters that it was called with."""
+    model = models("llama")
+    cache = prefilled(model)
+    sets = [{name: value * factor for name, value in model.params.items()} for factor in (1, 0.9)]
+    expected = [model.apply(params, TOKENS, cache).logits for params in sets]
+    wrong = []
+
+    def work(index):
+        for _ in range(30):
+            logits = model.apply(sets[index], TOKENS, cache).logits
+            if not torch.equal(logits, expected[index]):
+                wrong.append(index)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(work, (0, 1)))
+    assert wrong == []
 
 
 def test_outputs_are_contiguous(model):

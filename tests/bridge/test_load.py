@@ -11,6 +11,7 @@ import transformers
 import bridge
 import purgen
 from bridge.families import FAMILIES as SUPPORTED
+from bridge.families import adapter_of
 from bridge.self_check import self_check
 from bridge.skeleton import parameters_of, skeleton_of
 from tests.bridge.families import assert_same, greedy, ragged_prompt, tiny_module
@@ -176,6 +177,14 @@ def test_unsupported_setting(name, settings, message):
         bridge.load(tiny_module(name, **settings))
 
 
+def test_layers_of_different_configurations():
+    config = transformers.AutoConfig.for_model(
+        "llama", per_layer_config={0: {"num_key_value_heads": 1}}
+    )
+    with pytest.raises(bridge.Unsupported, match="'llama' with layers of different"):
+        adapter_of(config)
+
+
 def test_unknown_layer_type(modules):
     module = copy.deepcopy(modules("qwen3"))
     module.config.layer_types = ["full_attention", "chunked_attention"]
@@ -235,6 +244,6 @@ def test_model_is_a_value(models):
     assert repr(model) == "HFModel('llama', 26,784 parameters, float32, cpu, vocab_size=128)"
     assert model != copy.copy(model)
     assert len({model, model}) == 1
-    copied = copy.deepcopy(model)
     tokens, mask = ragged_prompt()
+    copied = copy.deepcopy(model)
     assert torch.equal(greedy(copied, tokens, mask), greedy(model, tokens, mask))

@@ -1,0 +1,74 @@
+r"""Epsilon: only tokens of at least a fixed probability.
+
+Hewitt, Manning and Liang, "Truncation sampling as language model desmoothing", Findings of EMNLP
+2022, arXiv:2210.15191.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from purgen.logits import forbid_nan, log_softmax
+from purgen.settings import per_row, setting
+from purgen.transforms.base import LogitsTransform
+from purgen.transforms.filtering import check_min_tokens, keep_only
+from purgen.view import TokenView
+
+__all__ = ["epsilon_cutoff"]
+
+
+def epsilon_cutoff(
+    epsilon: float | Tensor,
+    *,
+    filter_value: float = float("-inf"),
+    min_tokens_to_keep: int = 1,
+) -> LogitsTransform:
+    """Forbids tokens less likely than `epsilon`.
+
+    At 0 all stay. The likeliest token always stays, and those tied with it.
+
+    Args:
+        epsilon: in [0, 1], in the paper 3e-4 to 9e-4; a float, 0-d or [B] tensor.
+        filter_value: logit of the forbidden tokens.
+        min_tokens_to_keep: keeps at least so many, the likeliest, and those tied with the last.
+
+    Returns:
+        A `LogitsTransform`. Equal to `EpsilonLogitsWarper`, which allows neither 0 nor 1.
+
+    Raises:
+        ValueError: `epsilon` outside [0, 1], `min_tokens_to_keep` below 1.
+
+    Example:
+        >>> import torch, purgen
+        >>> transform = purgen.epsilon_cutoff(0.2)
+        >>> view = purgen.testing.example_view(batch_size=1, vocab_size=3)
+        >>> logits = torch.tensor([[0.6, 0.3, 0.1]]).log()
+        >>> transform.apply(transform.init(view), logits, view)[0].exp()
+        tensor([[0.6000, 0.3000, 0.0000]])
+    """
+    check_min_tokens("epsilon_cutoff", min_tokens_to_keep)
+    cutoff = setting("epsilon_cutoff", "epsilon", epsilon, low=0.0, high=1.0)
+
+    def init(context: TokenView) -> Tensor:
+        return per_row("epsilon_cutoff", "epsilon", cutoff, context)
+
+    def apply(tstate: Tensor, logits: Tensor, view: TokenView) -> tuple[Tensor, Tensor]:
+        scores = forbid_nan(logits)
+        keep = log_softmax(scores).exp() >= tstate[:, None]
+        keep = keep | among_best(scores, min_tokens_to_keep)
+        return keep_only(scores, keep, filter_value), tstate
+
+    return LogitsTransform(init, apply)
+
+
+def among_best(scores: Tensor, count: int) -> Tensor:
+    """Tells which tokens are among the `count` best of their row, or tied with the last of these.
+
+    Args:
+        scores: floating [B, V] without NaN.
+        count: at least 1; more than V means all.
+
+    Returns:
+        bool [B, V].
+    """
+    return scores >= scores.topk(min(count, scores.shape[-1]), dim=-1).values[:, -1:]
