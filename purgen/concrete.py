@@ -13,8 +13,8 @@ def is_concrete(*tensors: Tensor) -> bool:
     """Tells whether the numbers in all of `tensors` can be read now.
 
     They cannot while `torch.compile` or `torch.export` traces, under `torch.func` transformations, on
-    the meta device, in fake tensors, and while a CUDA graph is captured. A check on values is made where this is True, and costs
-    nothing in a compiled program.
+    the meta device, in fake tensors, and while a CUDA graph is captured. A check on values is made
+    where this is True, and costs nothing in a compiled program.
 
     Args:
         *tensors: any tensors.

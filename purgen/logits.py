@@ -9,7 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["entropy", "entropy_of", "forbid_nan", "is_dead", "log_softmax"]
+from purgen.concrete import is_concrete
+
+__all__ = ["entropy", "entropy_of", "forbid_nan", "is_dead", "log_softmax", "tame"]
 
 NEGATIVE_INFINITY = float("-inf")
 POSITIVE_INFINITY = float("inf")
@@ -67,11 +69,32 @@ def log_softmax(logits: Tensor) -> Tensor:
                 [ 0.0000,    -inf],
                 [   -inf,    -inf]])
     """
-    scores = forbid_nan(logits.float())
-    top = scores.amax(dim=-1, keepdim=True)
+    scores = tame(logits.float())
+    dead = scores.amax(dim=-1, keepdim=True) == NEGATIVE_INFINITY
+    return torch.where(dead, NEGATIVE_INFINITY, torch.log_softmax(scores, dim=-1))
+
+
+def tame(logits: Tensor) -> Tensor:
+    """Gives rows with NaN or +inf logits the finite ones that mean the same.
+
+    Args:
+        logits: floating [..., V].
+
+    Returns:
+        The same shape and dtype. NaN became -inf; in a row with +inf, +inf became 0 and all else -inf.
+
+    Example:
+        >>> import torch
+        >>> tame(torch.tensor([[1.0, torch.nan], [torch.inf, 3.0]]))
+        tensor([[1., -inf],
+                [0., -inf]])
+    """
+    scores = forbid_nan(logits)
+    infinite = scores.amax(dim=-1, keepdim=True) == POSITIVE_INFINITY
+    if is_concrete(infinite) and not bool(infinite.any()):
+        return scores
     at_infinity = torch.where(scores == POSITIVE_INFINITY, 0.0, NEGATIVE_INFINITY)
-    scores = torch.where(top == POSITIVE_INFINITY, at_infinity, scores)
-    return torch.where(top == NEGATIVE_INFINITY, top, torch.log_softmax(scores, dim=-1))
+    return torch.where(infinite, at_infinity, scores)
 
 
 def entropy(logits: Tensor) -> Tensor:

@@ -148,7 +148,8 @@ def uniform(
     """Draw uniformly from `[minval, maxval)`.
 
     A draw from [0, 1) is a random mantissa: in float32, a multiple of 2**-23. Other intervals are
-    scaled from it, and rounding may then give `maxval` itself, as in jax.
+    scaled from it: rounding may then give `maxval` itself, as in jax, and in bfloat16 and float64
+    (not in float32) the last bit may not be jax's.
 
     Args:
         key: int64 [..., 2].

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -14,17 +16,24 @@ README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8"
 BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
 
 
+def run(block, monkeypatch):
+    """Runs code as a module, since torch.compile looks a function's module up by name."""
+    module = types.ModuleType("readme_block")
+    monkeypatch.setitem(sys.modules, "readme_block", module)
+    exec(compile(block, "README.md", "exec"), vars(module))
+
+
 @pytest.mark.real
-def test_ten_line_example_runs(capsys):
+def test_ten_line_example_runs(capsys, monkeypatch):
     assert len(BLOCKS[0].strip().splitlines()) <= 11
-    exec(compile(BLOCKS[0], "README.md", "exec"), {"__name__": "readme"})
+    run(BLOCKS[0], monkeypatch)
     assert "MAX_NEW_TOKENS" in capsys.readouterr().out
 
 
-def test_custom_strategy_runs_and_keeps_the_laws():
+def test_custom_strategy_runs_and_keeps_the_laws(monkeypatch):
     body = BLOCKS[1].split("def adaptive", 1)[1].split("toy =", 1)[0]
     assert len(body.strip().splitlines()) <= 20
-    exec(compile(BLOCKS[1], "README.md", "exec"), {"__name__": "readme"})
+    run(BLOCKS[1], monkeypatch)
 
 
 def test_table_names_every_piece():

@@ -54,7 +54,7 @@ def token_bytes(tokenizer: Any, *, named_in: Iterable[str] = ()) -> list[bytes |
 
 def _special_ids(tokenizer: Any, backend: Any) -> set[int]:
     special = set(getattr(tokenizer, "all_special_ids", None) or ())
-    added = getattr(backend, "get_added_tokens_decoder", dict)()
+    added: dict[int, Any] = getattr(backend, "get_added_tokens_decoder", dict)()
     added = {**added, **(getattr(tokenizer, "added_tokens_decoder", None) or {})}
     return special | {index for index, token in added.items() if getattr(token, "special", False)}
 

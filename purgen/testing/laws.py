@@ -11,7 +11,6 @@ import numpy as np
 import torch
 import torch.utils._pytree as torch_pytree
 from torch import Tensor
-from torch._dynamo import lookup_backend
 
 __all__ = [
     "CompileCounter",
@@ -144,6 +143,8 @@ class CompileCounter:
     """
 
     def __init__(self, function: Callable[..., Any], backend: str = "aot_eager") -> None:
+        from torch._dynamo import lookup_backend  # takes seconds to import
+
         self.graphs = 0
         inner = lookup_backend(backend)
 

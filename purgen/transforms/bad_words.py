@@ -12,7 +12,7 @@ from torch import Tensor
 
 from purgen.settings import token_ids
 from purgen.transforms.base import LogitsTransform
-from purgen.transforms.ngrams import forbid_tokens
+from purgen.transforms.seen import forbid_tokens
 from purgen.transforms.sequences import check_sequences, sequence_of_ids, sequence_table
 from purgen.view import TokenView
 

@@ -20,7 +20,7 @@ from purgen.logits import forbid_nan
 from purgen.settings import check_vocabulary, per_row, setting, token_ids
 from purgen.transforms.base import LogitsTransform
 from purgen.transforms.ngrams import own_tokens, recent_tokens
-from purgen.transforms.seen import check_scope, in_scope
+from purgen.transforms.seen import check_scope, in_scope, member_of
 from purgen.view import TokenView
 
 __all__ = ["dry"]
@@ -86,11 +86,7 @@ def dry(
     }
     breakers = token_ids(owner, "sequence_breakers", sequence_breakers, empty=True)
     check_scope(owner, scope)
-    breaks = torch.zeros(int(breakers.max()) + 2 if breakers.numel() else 1, dtype=torch.bool)
-    breaks[breakers] = True
-
-    def is_breaker(tokens: Tensor) -> Tensor:
-        return breaks.to(tokens.device)[tokens.clamp(0, len(breaks) - 1)]
+    is_breaker = member_of(breakers)
 
     def init(context: TokenView) -> dict[str, Any]:
         check_vocabulary(owner, "sequence_breakers", breakers, context)
@@ -162,4 +158,6 @@ def _subtract(scores: Tensor, tokens: Tensor, penalty: Tensor, counts: Tensor) -
     old = scores.gather(1, index)
     new = (old.float() - penalty).clamp(min=torch.finfo(scores.dtype).min)
     new = torch.where(counts & (old > -torch.inf), new.to(scores.dtype), torch.inf)
-    return scores.scatter_reduce(1, index, new, "amin")
+    # `scores` is a copy of our own; vmap and compilers want values only.
+    scatter = scores.scatter_reduce_ if is_concrete(scores, index) else scores.scatter_reduce
+    return scatter(1, index, new, "amin")

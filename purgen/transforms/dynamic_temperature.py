@@ -14,7 +14,7 @@ from torch import Tensor
 from purgen.logits import entropy, forbid_nan
 from purgen.settings import per_row, setting
 from purgen.transforms.base import LogitsTransform
-from purgen.transforms.temperature import temperature
+from purgen.transforms.temperature import divide
 from purgen.view import TokenView
 
 __all__ = ["dynamic_temperature"]
@@ -52,7 +52,6 @@ def dynamic_temperature(
     coldest = setting(owner, "low", low, low=0.0, high=largest)
     warmest = setting(owner, "high", high, low=0.0, high=largest)
     power = setting(owner, "exponent", exponent, above=0.0, high=largest)
-    divide = temperature(1.0).apply  # its state is the temperature of each row
 
     def init(context: TokenView) -> dict[str, Tensor]:
         return {
@@ -69,6 +68,6 @@ def dynamic_temperature(
         share = (entropy(logits) / greatest).clamp(0.0, 1.0) ** tstate["exponent"]
         # Not low + (high - low) · share, which at a share of 1 may round to another number.
         heat = tstate["low"] * (1 - share) + tstate["high"] * share
-        return divide(heat, logits, view)[0], tstate
+        return divide(logits, heat), tstate
 
     return LogitsTransform(init, apply)

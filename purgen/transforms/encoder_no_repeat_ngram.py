@@ -15,10 +15,10 @@ from purgen.transforms.base import LogitsTransform
 from purgen.transforms.encoder_ids import EncoderIds, encoder_ids, encoder_rows
 from purgen.transforms.ngrams import (
     completes_ngram,
-    forbid_tokens,
     recent_tokens,
     window_length,
 )
+from purgen.transforms.seen import forbid_tokens
 from purgen.view import TokenView
 
 __all__ = ["encoder_no_repeat_ngram"]

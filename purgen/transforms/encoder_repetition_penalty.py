@@ -16,7 +16,7 @@ from purgen.settings import per_row, setting
 from purgen.transforms.base import LogitsTransform
 from purgen.transforms.encoder_ids import EncoderIds, encoder_ids, encoder_rows
 from purgen.transforms.ngrams import NO_TOKEN
-from purgen.transforms.seen import seen_tokens
+from purgen.transforms.seen import change_logits
 from purgen.view import TokenView
 
 __all__ = ["encoder_repetition_penalty"]
@@ -68,9 +68,11 @@ def encoder_repetition_penalty(
 
     def apply(tstate: dict[str, Any], logits: Tensor, view: TokenView) -> tuple[Tensor, Any]:
         tokens, strength = tstate["ids"], tstate["penalty"][:, None]
-        seen = seen_tokens(tokens, tokens != NO_TOKEN, logits.shape[-1])
-        scores = forbid_nan(logits).float()
-        raised = torch.where(scores < 0, scores / strength, scores * strength)
-        return torch.where(seen, raised, scores).to(logits.dtype), tstate
+
+        def raised(old: Tensor, _: Tensor) -> Tensor:
+            old = old.float()
+            return torch.where(old < 0, old / strength, old * strength)
+
+        return change_logits(forbid_nan(logits), tokens, tokens != NO_TOKEN, raised), tstate
 
     return LogitsTransform(init, apply)

@@ -15,7 +15,7 @@ from torch import Tensor
 from purgen.logits import entropy
 from purgen.settings import per_row, setting
 from purgen.transforms.base import LogitsTransform
-from purgen.transforms.temperature import temperature
+from purgen.transforms.temperature import divide
 from purgen.view import TokenView
 
 __all__ = ["entropy_temperature"]
@@ -53,7 +53,6 @@ def entropy_temperature(
     bound = setting(owner, "threshold", threshold, low=0.0, high=largest)
     coldest = setting(owner, "low", low, low=0.0, high=largest)
     warmest = setting(owner, "high", high, low=0.0, high=largest)
-    divide = temperature(1.0).apply  # its state is the temperature of each row
 
     def init(context: TokenView) -> dict[str, Tensor]:
         return {
@@ -67,6 +66,6 @@ def entropy_temperature(
     ) -> tuple[Tensor, dict[str, Tensor]]:
         unsure = entropy(logits) > tstate["threshold"]
         heat = torch.where(unsure, tstate["high"], tstate["low"])
-        return divide(heat, logits, view)[0], tstate
+        return divide(logits, heat), tstate
 
     return LogitsTransform(init, apply)

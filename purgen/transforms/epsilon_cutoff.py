@@ -11,7 +11,7 @@ from torch import Tensor
 from purgen.logits import forbid_nan, log_softmax
 from purgen.settings import per_row, setting
 from purgen.transforms.base import LogitsTransform
-from purgen.transforms.filtering import check_min_tokens, keep_only
+from purgen.transforms.filtering import among_best, check_min_tokens, keep_only
 from purgen.view import TokenView
 
 __all__ = ["epsilon_cutoff"]
@@ -59,16 +59,3 @@ def epsilon_cutoff(
         return keep_only(scores, keep, filter_value), tstate
 
     return LogitsTransform(init, apply)
-
-
-def among_best(scores: Tensor, count: int) -> Tensor:
-    """Tells which tokens are among the `count` best of their row, or tied with the last of these.
-
-    Args:
-        scores: floating [B, V] without NaN.
-        count: at least 1; more than V means all.
-
-    Returns:
-        bool [B, V].
-    """
-    return scores >= scores.topk(min(count, scores.shape[-1]), dim=-1).values[:, -1:]

@@ -14,8 +14,7 @@ from torch import Tensor
 from purgen.logits import entropy_of, forbid_nan, log_softmax
 from purgen.settings import per_row, setting
 from purgen.transforms.base import LogitsTransform
-from purgen.transforms.epsilon_cutoff import among_best
-from purgen.transforms.filtering import check_min_tokens, keep_only
+from purgen.transforms.filtering import among_best, check_min_tokens, keep_only
 from purgen.view import TokenView
 
 __all__ = ["eta_cutoff"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["check_min_tokens", "keep_at_least", "keep_only"]
+__all__ = ["among_best", "check_min_tokens", "keep_at_least", "keep_only"]
 
 
 def check_min_tokens(owner: str, min_tokens_to_keep: int) -> None:
@@ -15,6 +15,19 @@ def check_min_tokens(owner: str, min_tokens_to_keep: int) -> None:
         raise ValueError(
             f"{owner}: min_tokens_to_keep must be an int of at least 1, not {min_tokens_to_keep!r}"
         )
+
+
+def among_best(scores: Tensor, count: int) -> Tensor:
+    """Tells which tokens are among the `count` best of their row, or tied with the last of these.
+
+    Args:
+        scores: floating [B, V] without NaN.
+        count: at least 1; more than V means all.
+
+    Returns:
+        bool [B, V].
+    """
+    return scores >= scores.topk(min(count, scores.shape[-1]), dim=-1).values[:, -1:]
 
 
 def keep_at_least(keep: Tensor, logits: Tensor, count: int) -> Tensor:

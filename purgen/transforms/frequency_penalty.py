@@ -15,7 +15,7 @@ from torch import Tensor
 from purgen.logits import forbid_nan
 from purgen.settings import check_vocabulary, per_row, setting, token_ids
 from purgen.transforms.base import LogitsTransform
-from purgen.transforms.seen import check_scope, count_tokens, in_scope
+from purgen.transforms.seen import change_logits, check_scope, count_tokens, in_scope, member_of
 from purgen.view import TokenView
 
 __all__ = ["frequency_penalty"]
@@ -54,6 +54,7 @@ def frequency_penalty(
     largest = torch.finfo(torch.float32).max
     strength = setting(owner, "penalty", penalty, low=-largest, high=largest)
     spared = token_ids(owner, "exempt", exempt, empty=True)
+    is_spared = member_of(spared)
     check_scope(owner, scope)
 
     def init(context: TokenView) -> Tensor:
@@ -61,11 +62,13 @@ def frequency_penalty(
         return per_row(owner, "penalty", strength, context)
 
     def apply(tstate: Tensor, logits: Tensor, view: TokenView) -> tuple[Tensor, Tensor]:
-        number = count_tokens(view.tokens, in_scope(view, scope), logits.shape[-1])
-        if spared.numel():
-            number = number.index_fill(1, spared.to(logits.device), 0.0)
-        scores = forbid_nan(logits).float()
-        penalised = torch.where(scores.isfinite(), scores - tstate[:, None] * number, scores)
-        return penalised.to(logits.dtype), tstate
+        counts = in_scope(view, scope) & ~is_spared(view.tokens)
+        number = count_tokens(view.tokens, counts, logits.shape[-1])
+
+        def penalised(old: Tensor, tokens: Tensor) -> Tensor:
+            penalty = tstate[:, None] * number.gather(1, tokens)
+            return torch.where(old.isfinite(), old.float() - penalty, old)
+
+        return change_logits(forbid_nan(logits), view.tokens, counts, penalised), tstate
 
     return LogitsTransform(init, apply)

@@ -15,6 +15,7 @@ from purgen.transforms.base import LogitsTransform
 from purgen.transforms.positions import num_tokens
 from purgen.view import TokenView
 from purgen.watermark.green_list import (
+    BELOW_ONE,
     HASHING_KEY,
     check_scheme,
     hashing_keys,
@@ -25,7 +26,6 @@ from purgen.watermark.green_list import (
 __all__ = ["green_list_watermark"]
 
 OWNER = "green_list_watermark"
-_BELOW_ONE = 1 - 2**-24  # the greatest float32 below 1
 
 
 def green_list_watermark(
@@ -67,10 +67,10 @@ def green_list_watermark(
         >>> transform = purgen.green_list_watermark(0.5, bias=3.0)
         >>> view = purgen.testing.example_view([[5]], vocab_size=6)
         >>> transform.apply(transform.init(view), torch.zeros(1, 6), view)[0]
-        tensor([[3., 0., 3., 3., 3., 0.]])
+        tensor([[0., 0., 0., 3., 3., 3.]])
     """
     largest = torch.finfo(torch.float32).max
-    ratio = setting(OWNER, "greenlist_ratio", greenlist_ratio, above=0.0, high=_BELOW_ONE)
+    ratio = setting(OWNER, "greenlist_ratio", greenlist_ratio, above=0.0, high=BELOW_ONE)
     boost = setting(OWNER, "bias", bias, low=-largest, high=largest)
     secret = setting(OWNER, "hashing_key", hashing_key, low=0, integer=True)
     width = check_scheme(OWNER, seeding_scheme, context_width)
@@ -88,8 +88,8 @@ def green_list_watermark(
         place = torch.arange(width, device=logits.device)
         slots = (view.length - width)[:, None] + place
         context = view.tokens.gather(1, slots.clamp(min=0))
-        vocabulary = torch.arange(logits.shape[-1], device=logits.device)
-        green = is_green(tstate["key"], context, vocabulary, tstate["threshold"], seeding_scheme)
+        vocab_size = logits.shape[-1]
+        green = is_green(tstate["key"], context, vocab_size, tstate["threshold"], seeding_scheme)
         green = green & (num_tokens(view) >= width)[:, None]
         scores = forbid_nan(logits)
         boosted = (scores.float() + tstate["bias"][:, None]).to(logits.dtype)

@@ -6,13 +6,11 @@ import torch
 from torch import Tensor
 
 from purgen.concrete import is_concrete
-from purgen.logits import forbid_nan
 from purgen.view import TokenView, real_slots
 
 __all__ = [
     "NO_TOKEN",
     "completes_ngram",
-    "forbid_tokens",
     "own_tokens",
     "recent_tokens",
     "window_length",
@@ -81,32 +79,8 @@ def completes_ngram(tokens: Tensor, recent: Tensor, ngram_size: Tensor) -> Tenso
     """
     count, slots = recent.shape[1], tokens.shape[1]
     padded = torch.nn.functional.pad(tokens, (count, 0), value=NO_TOKEN)
-    before = padded.unfold(1, count, 1)[:, :slots].transpose(1, 2)  # [B, k, S], oldest first
+    before = padded.unfold(1, count, 1)[:, :slots].transpose(1, 2).contiguous()  # [B, k, S]
     back = torch.arange(count, 0, -1, device=tokens.device)
     not_asked = back >= ngram_size[:, None]  # [B, k]
     same = (before == recent[:, :, None]) | not_asked[:, :, None]
     return same.all(dim=1) & (tokens != NO_TOKEN)
-
-
-def forbid_tokens(logits: Tensor, tokens: Tensor, hits: Tensor) -> Tensor:
-    """Gives -inf to some tokens, and to NaN.
-
-    Args:
-        logits: floating [B, V].
-        tokens: int64 [B, S]; ids without a logit are passed over.
-        hits: bool [B, S], which of them to forbid.
-
-    Returns:
-        The same shape and dtype as `logits`.
-    """
-    scores = forbid_nan(logits)
-    vocab_size = scores.shape[1]
-    hits = hits & (tokens >= 0) & (tokens < vocab_size)
-    # The other slots write what the first hit of the row writes; without a hit, what is there.
-    first = hits.int().argmax(dim=1, keepdim=True)
-    same = tokens.gather(1, first).clamp(0, vocab_size - 1)
-    value = torch.where(hits.any(dim=1, keepdim=True), -torch.inf, scores.gather(1, same))
-    index = torch.where(hits, tokens, same)
-    # `scores` is a copy of our own, so no input changes; vmap and compilers want values only.
-    scatter = scores.scatter_ if is_concrete(scores, index) else scores.scatter
-    return scatter(1, index, value.expand_as(index))

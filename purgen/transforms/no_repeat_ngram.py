@@ -12,11 +12,11 @@ from purgen.settings import per_row, setting
 from purgen.transforms.base import LogitsTransform
 from purgen.transforms.ngrams import (
     completes_ngram,
-    forbid_tokens,
     own_tokens,
     recent_tokens,
     window_length,
 )
+from purgen.transforms.seen import forbid_tokens
 from purgen.view import TokenView
 
 __all__ = ["no_repeat_ngram"]

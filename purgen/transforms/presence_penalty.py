@@ -15,7 +15,7 @@ from torch import Tensor
 from purgen.logits import forbid_nan
 from purgen.settings import check_vocabulary, per_row, setting, token_ids
 from purgen.transforms.base import LogitsTransform
-from purgen.transforms.seen import check_scope, in_scope, seen_tokens
+from purgen.transforms.seen import change_logits, check_scope, in_scope, member_of
 from purgen.view import TokenView
 
 __all__ = ["presence_penalty"]
@@ -55,6 +55,7 @@ def presence_penalty(
     largest = torch.finfo(torch.float32).max
     strength = setting(owner, "penalty", penalty, low=-largest, high=largest)
     spared = token_ids(owner, "exempt", exempt, empty=True)
+    is_spared = member_of(spared)
     check_scope(owner, scope)
 
     def init(context: TokenView) -> Tensor:
@@ -62,11 +63,11 @@ def presence_penalty(
         return per_row(owner, "penalty", strength, context)
 
     def apply(tstate: Tensor, logits: Tensor, view: TokenView) -> tuple[Tensor, Tensor]:
-        seen = seen_tokens(view.tokens, in_scope(view, scope), logits.shape[-1])
-        if spared.numel():
-            seen = seen.index_fill(1, spared.to(logits.device), False)
-        scores = forbid_nan(logits).float()
-        penalised = torch.where(seen & scores.isfinite(), scores - tstate[:, None], scores)
-        return penalised.to(logits.dtype), tstate
+        counts = in_scope(view, scope) & ~is_spared(view.tokens)
+
+        def penalised(old: Tensor, _: Tensor) -> Tensor:
+            return torch.where(old.isfinite(), old.float() - tstate[:, None], old)
+
+        return change_logits(forbid_nan(logits), view.tokens, counts, penalised), tstate
 
     return LogitsTransform(init, apply)

@@ -15,7 +15,7 @@ from torch import Tensor
 from purgen.logits import forbid_nan, log_softmax
 from purgen.settings import check_vocabulary, per_row, setting, token_ids
 from purgen.transforms.base import LogitsTransform
-from purgen.transforms.seen import check_scope, in_scope, seen_tokens
+from purgen.transforms.seen import change_logits, check_scope, in_scope, member_of
 from purgen.view import TokenView
 
 __all__ = ["repetition_penalty"]
@@ -68,6 +68,7 @@ def repetition_penalty(
         integer=True,
     )
     spared = token_ids(owner, "exempt", exempt, empty=True)
+    is_spared = member_of(spared)
     check_scope(owner, scope)
 
     def init(context: TokenView) -> dict[str, Any]:
@@ -80,12 +81,14 @@ def repetition_penalty(
     def apply(tstate: dict[str, Any], logits: Tensor, view: TokenView) -> tuple[Tensor, Any]:
         slot = torch.arange(view.tokens.shape[1], device=logits.device)
         counts = in_scope(view, scope) & (slot >= (view.start + tstate["ignored"])[:, None])
-        seen = seen_tokens(view.tokens, counts, logits.shape[-1])
-        if spared.numel():
-            seen = seen.index_fill(1, spared.to(logits.device), False)
-        scores = log_softmax(logits) if normalize else forbid_nan(logits).float()
+        counts = counts & ~is_spared(view.tokens)
         strength = tstate["penalty"][:, None]
-        penalised = torch.where(scores < 0, scores * strength, scores / strength)
-        return torch.where(seen, penalised, scores).to(logits.dtype), tstate
+
+        def penalised(old: Tensor, _: Tensor) -> Tensor:
+            old = old.float()
+            return torch.where(old < 0, old * strength, old / strength)
+
+        scores = log_softmax(logits) if normalize else forbid_nan(logits)
+        return change_logits(scores, view.tokens, counts, penalised).to(logits.dtype), tstate
 
     return LogitsTransform(init, apply)

@@ -1,13 +1,29 @@
-"""Which tokens a row holds, and how often: what penalties on repetition look at."""
+"""The tokens that a row holds, and changing the logits of just these.
+
+A step of such a transform costs a copy of the logits and work on as many numbers as the row has
+tokens; nothing else is as large as the vocabulary.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from purgen.concrete import is_concrete
+from purgen.logits import forbid_nan
 from purgen.view import TokenView, real_slots
 
-__all__ = ["SCOPES", "check_scope", "count_tokens", "in_scope", "seen_tokens"]
+__all__ = [
+    "SCOPES",
+    "change_logits",
+    "check_scope",
+    "count_tokens",
+    "forbid_tokens",
+    "in_scope",
+    "member_of",
+]
 
 SCOPES = ("all", "prompt", "generated")
 
@@ -35,39 +51,83 @@ def in_scope(view: TokenView, scope: str) -> Tensor:
     return real & (in_prompt if scope == "prompt" else ~in_prompt)
 
 
-def seen_tokens(tokens: Tensor, counts: Tensor, vocab_size: int) -> Tensor:
-    """Tells which tokens of the vocabulary occur.
+def member_of(ids: Tensor) -> Callable[[Tensor], Tensor]:
+    """Returns a function that tells which tokens belong to a set.
 
     Args:
-        tokens: int64 [B, S].
-        counts: bool [B, S], the slots that count.
-        vocab_size: V, the number of logits; tokens beyond it are passed over.
+        ids: int64 [n], at least 0.
 
     Returns:
-        bool [B, V].
+        `tokens int64 [...] -> bool [...]`, for tokens of at least 0.
     """
-    column = _columns(tokens, counts, vocab_size)
-    seen = torch.zeros(len(tokens), vocab_size + 1, dtype=torch.bool, device=tokens.device)
-    return seen.scatter(1, column, True)[:, :vocab_size]
+    members = torch.zeros(int(ids.max()) + 2 if ids.numel() else 1, dtype=torch.bool)
+    members = members.index_fill(0, ids, True)
+
+    def contains(tokens: Tensor) -> Tensor:
+        return members.to(tokens.device)[tokens.clamp(0, len(members) - 1)]
+
+    return contains
+
+
+def change_logits(
+    scores: Tensor,
+    tokens: Tensor,
+    counts: Tensor,
+    change: Callable[[Tensor, Tensor], Tensor],
+) -> Tensor:
+    """Changes the logits of the tokens that count.
+
+    Args:
+        scores: floating [B, V], a tensor that nobody else holds: eager calls write to it.
+        tokens: int64 [B, S]; ids beyond V are passed over.
+        counts: bool [B, S], which of them count; False where there is no token.
+        change: `change(old [B, S], tokens [B, S]) -> new`, of the same dtype or float32, [B, S] or
+            broadcasting; the same for equal tokens of a row.
+
+    Returns:
+        The same shape and dtype as `scores`.
+    """
+    vocab_size = scores.shape[1]
+    counts = counts & (tokens < vocab_size)
+    # The other slots write what the first one that counts does; if none does, what is there.
+    first = counts.int().argmax(dim=1, keepdim=True)
+    same = tokens.gather(1, first).clamp(0, vocab_size - 1)
+    index = torch.where(counts, tokens, same)
+    old = scores.gather(1, index)
+    new = torch.where(counts.gather(1, first), change(old, index).to(scores.dtype), old)
+    # vmap and compilers want values only.
+    scatter = scores.scatter_ if is_concrete(scores, index) else scores.scatter
+    return scatter(1, index, new)
+
+
+def forbid_tokens(logits: Tensor, tokens: Tensor, hits: Tensor) -> Tensor:
+    """Gives -inf to some tokens, and to NaN.
+
+    Args:
+        logits: floating [B, V].
+        tokens: int64 [B, S]; ids beyond V are passed over.
+        hits: bool [B, S], which of them to forbid; False where there is no token.
+
+    Returns:
+        The same shape and dtype as `logits`.
+    """
+    return change_logits(
+        forbid_nan(logits), tokens, hits, lambda old, _: torch.full_like(old, -torch.inf)
+    )
 
 
 def count_tokens(tokens: Tensor, counts: Tensor, vocab_size: int) -> Tensor:
     """Counts how often each token of the vocabulary occurs.
 
     Args:
-        tokens: int64 [B, S].
+        tokens: int64 [B, S]; ids beyond V are passed over.
         counts: bool [B, S], the slots that count.
-        vocab_size: V, the number of logits; tokens beyond it are passed over.
+        vocab_size: V, the number of logits.
 
     Returns:
         float32 [B, V].
     """
-    column = _columns(tokens, counts, vocab_size)
-    number = torch.zeros(len(tokens), vocab_size + 1, device=tokens.device)
-    ones = torch.ones(column.shape, device=tokens.device)
-    return number.scatter_add(1, column, ones)[:, :vocab_size]
-
-
-def _columns(tokens: Tensor, counts: Tensor, vocab_size: int) -> Tensor:
-    """Sends tokens that do not count, or have no logit, to a column of their own."""
-    return torch.where(counts, tokens.clamp(0, vocab_size), vocab_size)
+    counts = counts & (tokens < vocab_size)
+    number = torch.zeros(len(tokens), vocab_size, device=tokens.device)
+    scatter_add = number.scatter_add_ if is_concrete(tokens, counts) else number.scatter_add
+    return scatter_add(1, tokens.clamp(0, vocab_size - 1), counts.float())

@@ -47,7 +47,8 @@ class SequenceTable:
 
 def is_id(value: Any) -> bool:
     """Tells whether a value can be a token id: an int, one of numpy's, or a tensor of one integer."""
-    if isinstance(value, bool) or getattr(value, "shape", ()):
+    shape: Any = getattr(value, "shape", ())
+    if isinstance(value, bool) or shape:
         return False
     try:
         operator.index(value)

@@ -17,7 +17,7 @@ from torch import Tensor
 from purgen.logits import forbid_nan
 from purgen.transforms.base import LogitsTransform
 from purgen.view import TokenView
-from purgen.watermark.synthid import check_synthid, g_value, hash_of, sampling_table
+from purgen.watermark.synthid import check_synthid, g_value, hash_of, make_table
 
 __all__ = ["synthid_watermark"]
 
@@ -30,6 +30,7 @@ def synthid_watermark(
     keys: Sequence[int],
     sampling_table_size: int = 2**16,
     sampling_table_seed: int = 0,
+    sampling_table: Tensor | None = None,
     context_history_size: int = 1024,
     skip_first_ngram_calls: bool = False,
 ) -> LogitsTransform:
@@ -45,6 +46,8 @@ def synthid_watermark(
         keys: the secret, a number a layer; 20 to 30 of them are usual.
         sampling_table_size: bits in the table of g-values, at most 2**24.
         sampling_table_seed: what the table is made from.
+        sampling_table: the table itself, integers 0 and 1 [size], in place of size and seed: such as
+            the one that a processor of transformers holds.
         context_history_size: how many contexts back a repetition is noticed.
         skip_first_ngram_calls: whether the first `ngram_len - 1` new tokens are left alone.
 
@@ -70,7 +73,7 @@ def synthid_watermark(
     """
     keys = list(keys)
     check_synthid(OWNER, ngram_len, keys, sampling_table_size, context_history_size)
-    table = sampling_table(sampling_table_size, sampling_table_seed)
+    table = make_table(OWNER, sampling_table_size, sampling_table_seed, sampling_table)
 
     def init(context: TokenView) -> Tensor:
         return context.tokens.new_zeros(len(context.tokens), context_history_size)

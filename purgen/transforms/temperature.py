@@ -8,12 +8,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from purgen.concrete import is_concrete
 from purgen.logits import forbid_nan
 from purgen.settings import per_row, setting
 from purgen.transforms.base import LogitsTransform
 from purgen.view import TokenView
 
-__all__ = ["temperature"]
+__all__ = ["divide", "temperature"]
 
 
 def temperature(temperature: float | Tensor) -> LogitsTransform:
@@ -48,16 +49,35 @@ def temperature(temperature: float | Tensor) -> LogitsTransform:
         return per_row("temperature", "temperature", heat, context)
 
     def apply(tstate: Tensor, logits: Tensor, view: TokenView) -> tuple[Tensor, Tensor]:
-        heat = tstate[:, None]
-        scores = forbid_nan(logits).float()
-        finite = scores.isfinite()
-        size = torch.where(finite, scores.abs(), 0.0).amax(dim=-1, keepdim=True)
-        fits = size / heat <= torch.finfo(logits.dtype).max  # False for 0 / 0 too
-        best = torch.where(finite, scores, -torch.inf).amax(dim=-1, keepdim=True)
-        below = scores - torch.where(best.isfinite(), best, 0.0)
-        coldest = torch.where(below == 0, 0.0, torch.where(below > 0, torch.inf, -torch.inf))
-        shifted = torch.where(heat < torch.finfo(torch.float32).tiny, coldest, below / heat)
-        scores = torch.where(fits, scores / heat, shifted)
-        return scores.to(logits.dtype), tstate
+        return divide(logits, tstate), tstate
 
     return LogitsTransform(init, apply)
+
+
+def divide(logits: Tensor, temperature: Tensor) -> Tensor:
+    """Divides the logits of each row by a temperature; towards 0 the result is the argmax.
+
+    Args:
+        logits: floating [B, V].
+        temperature: float32 [B], at least 0.
+
+    Returns:
+        The same shape and dtype as `logits`, without NaN.
+    """
+    heat = temperature[:, None]
+    scores = forbid_nan(logits).float()
+    plain = scores / heat
+
+    def fits(best: Tensor) -> Tensor:
+        """Whether the quotient of the best logit [B, 1] is a number that the dtype has."""
+        small = best.abs() / heat <= torch.finfo(logits.dtype).max
+        return (small & (heat > 0)) | (best == -torch.inf)
+
+    best = scores.amax(dim=-1, keepdim=True)
+    if is_concrete(best, heat) and bool(fits(best).all()):
+        return plain.to(logits.dtype)
+    best = torch.where(scores < torch.inf, scores, -torch.inf).amax(dim=-1, keepdim=True)
+    below = scores - torch.where(best.isfinite(), best, 0.0)
+    coldest = torch.where(below == 0, 0.0, torch.where(below > 0, torch.inf, -torch.inf))
+    shifted = torch.where(heat < torch.finfo(torch.float32).tiny, coldest, below / heat)
+    return torch.where(fits(best), plain, shifted).to(logits.dtype)

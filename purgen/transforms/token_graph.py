@@ -51,16 +51,17 @@ def tables_of(graphs: Sequence[Edges]) -> dict[str, Tensor]:
 
     Returns:
         "first" int64 [R, N + 1], where the edges of each state begin; "token" and "after" int64
-        [R, M], the token of each edge and the state it leads to; "edge" int64 [R, D], 0 … D - 1, as
-        many as the widest state has edges.
+        [R, M], the token of each edge and the state it leads to, a state's edges in the order of
+        tokens; "edge" int64 [R, D], 0 … D - 1, as many as the widest state has edges.
     """
     first, token, after = [], [], []
     for edges in graphs:
         first.append([0])
         for leaving in edges:
             first[-1].append(first[-1][-1] + len(leaving))
-        token.append([token for leaving in edges for token in leaving])
-        after.append([state for leaving in edges for state in leaving.values()])
+        pairs = [pair for leaving in edges for pair in sorted(leaving.items())]
+        token.append([pair[0] for pair in pairs])
+        after.append([pair[1] for pair in pairs])
     widest = max(len(leaving) for edges in graphs for leaving in edges)
     return {
         "first": _table(first),
@@ -92,15 +93,16 @@ def keep_allowed(tables: dict[str, Tensor], state: Tensor, logits: Tensor) -> Te
     Args:
         tables: as `tables_of` returns them, with B rows.
         state: int64 [B].
-        logits: floating [B, V].
+        logits: floating [B, V]; edges of tokens beyond them are passed over.
 
     Returns:
         The same shape and dtype as `logits`.
     """
     edge, exists = _edges_of(tables, state)
     token = tables["token"].gather(1, edge)
+    exists = exists & (token < logits.shape[1])
     # Places without an edge write what the first edge writes; without any edge, -inf.
-    token = torch.where(exists, token, token[:, :1])
+    token = torch.where(exists, token, token[:, :1].clamp(max=logits.shape[1] - 1))
     score = torch.where(exists[:, :1], forbid_nan(logits.gather(1, token)), -torch.inf)
     return torch.full_like(logits, -torch.inf).scatter(1, token, score)
 

@@ -8,13 +8,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from purgen.logits import forbid_nan, log_softmax
+from purgen.concrete import is_concrete
+from purgen.control import branch
+from purgen.logits import forbid_nan, tame
 from purgen.settings import per_row, setting
 from purgen.transforms.base import LogitsTransform
 from purgen.transforms.filtering import check_min_tokens, keep_only
 from purgen.view import TokenView
 
 __all__ = ["top_p"]
+
+FEW = 256  # how many of the best tokens are looked at first; text models seldom need more
 
 
 def top_p(
@@ -54,14 +58,52 @@ def top_p(
 
     def apply(tstate: Tensor, logits: Tensor, view: TokenView) -> tuple[Tensor, Tensor]:
         scores = forbid_nan(logits)
-        ordered, order = scores.sort(dim=-1, descending=True, stable=True)
-        probability = log_softmax(ordered).exp()
-        before = torch.nn.functional.pad(probability.cumsum(dim=-1)[:, :-1], (1, 0))
-        rank = torch.arange(scores.shape[-1], device=scores.device)
+        edge, room = _edge(tame(scores), tstate, min_tokens_to_keep)
+        tied = scores == edge
+        keep = scores >= edge
+        if not (is_concrete(keep) and bool((tied.sum(dim=-1, keepdim=True) <= room).all())):
+            keep = keep & (~tied | (tied.cumsum(dim=-1) <= room))
         # At p = 1 everything stays, also the tail that rounding puts beyond a sum of 1.
-        p = tstate[:, None]
-        keep = (before < p) | (rank < min_tokens_to_keep) | (p >= 1)
-        keep = torch.zeros_like(keep).scatter(-1, order, keep)
+        keep = keep | (tstate >= 1)[:, None]
         return keep_only(scores, keep, filter_value), tstate
 
     return LogitsTransform(init, apply)
+
+
+def _edge(scores: Tensor, mass: Tensor, min_tokens_to_keep: int) -> tuple[Tensor, Tensor]:
+    """Finds where the nucleus ends, looking at the best few tokens where these hold its mass.
+
+    Args:
+        scores: floating [B, V], tame.
+        mass: float32 [B].
+        min_tokens_to_keep: the least size of the nucleus.
+
+    Returns:
+        Float [B, 1], the least logit in the nucleus; int64 [B, 1], how many tokens with just that
+        logit are in it.
+    """
+    vocab_size = scores.shape[-1]
+    total = scores.float().logsumexp(dim=-1, keepdim=True)
+    few = min(max(FEW, min_tokens_to_keep), vocab_size)
+
+    def find(best: Tensor) -> Tensor:
+        """From logits [B, n] in descending order, edge and room as float64 [B, 2]."""
+        reached = (best.float() - total).exp().cumsum(dim=-1)
+        before = torch.nn.functional.pad(reached[:, :-1], (1, 0))
+        rank = torch.arange(best.shape[-1], device=best.device)
+        size = ((before < mass[:, None]) | (rank < min_tokens_to_keep)).sum(dim=-1, keepdim=True)
+        edge = best.gather(-1, size - 1)
+        room = size - (best > edge).sum(dim=-1, keepdim=True)
+        return torch.cat([edge.double(), room.double()], dim=-1)
+
+    best = scores.topk(few, dim=-1).values
+    # Sums are taken in order, so those of the best few are the same within all tokens.
+    enough = (best.float() - total).exp().cumsum(dim=-1)[:, -1] >= mass
+    enough = (enough | (mass >= 1) | (total[:, 0] == -torch.inf)).all()
+    found = branch(
+        enough,
+        lambda best, scores: find(best),
+        lambda best, scores: find(scores.sort(dim=-1, descending=True).values),
+        (best, scores),
+    )
+    return found[:, :1].to(scores.dtype), found[:, 1:].long()

@@ -18,9 +18,10 @@ from torch import Tensor
 from purgen import random
 from purgen.pytree import pytree_dataclass
 from purgen.settings import setting
-from purgen.watermark.windows import check_text, p_value, windows
+from purgen.watermark.windows import check_text, p_value, spread, windows
 
 __all__ = [
+    "BELOW_ONE",
     "HASHING_KEY",
     "GreenListScore",
     "check_scheme",
@@ -31,6 +32,7 @@ __all__ = [
 ]
 
 HASHING_KEY = 15485863  # the millionth prime, the default of transformers
+BELOW_ONE = 1 - 2**-24  # the greatest float32 below 1
 SCHEMES = ("lefthash", "selfhash")
 
 
@@ -94,9 +96,10 @@ def detect_green_list(
     owner = "detect_green_list"
     tokens, mask = check_text(owner, tokens, mask)
     width = check_scheme(owner, seeding_scheme, context_width)
-    rows = len(tokens)
-    ratio = setting(owner, "greenlist_ratio", greenlist_ratio, low=0.0, high=1.0).expand(rows)
-    secret = setting(owner, "hashing_key", hashing_key, low=0, integer=True).expand(rows)
+    ratio = setting(owner, "greenlist_ratio", greenlist_ratio, above=0.0, high=BELOW_ONE)
+    ratio = spread(owner, "greenlist_ratio", ratio, tokens)
+    secret = setting(owner, "hashing_key", hashing_key, low=0, integer=True)
+    secret = spread(owner, "hashing_key", secret, tokens)
     grams, counts = windows(tokens, mask, width + 1)
     if ignore_repeated_ngrams:
         counts = counts & ~_repeated(grams, counts)
@@ -109,8 +112,8 @@ def detect_green_list(
     )
     green = green.reshape(counts.shape) & counts
     scored, found = counts.sum(dim=1), green.sum(dim=1)
-    spread = (scored * ratio * (1 - ratio)).sqrt()
-    z_score = torch.where(spread > 0, (found - ratio * scored) / spread, 0.0)
+    deviation = (scored * ratio * (1 - ratio)).sqrt()
+    z_score = torch.where(scored > 0, (found - ratio * scored) / deviation, 0.0)
     fraction = torch.where(scored > 0, found / scored, 0.0)
     return GreenListScore(scored, found, fraction, z_score, p_value(z_score))
 
@@ -146,18 +149,18 @@ def thresholds(ratio: Tensor) -> Tensor:
 
 
 def is_green(
-    key: Tensor, context: Tensor, token: Tensor, threshold: Tensor, seeding_scheme: str
+    key: Tensor, context: Tensor, token: Tensor | int, threshold: Tensor, seeding_scheme: str
 ) -> Tensor:
     """Tells which tokens are green after a context.
 
-    "lefthash" hashes the context in order, then the token. "selfhash" hashes each token of the context,
-    the candidate among them, with the candidate, and the least of these hashes with the candidate
-    again: an edit of the context changes the colour only where it touches the token of the least.
+    "lefthash" hashes the context in order, then the token. "selfhash" hashes the candidate, and each
+    token of the context with the candidate, and then the least of these hashes: an edit of the
+    context changes the colour only where it touches the token of the least.
 
     Args:
         key: int64 [B, 2].
         context: int64 [B, w], the tokens before, oldest first; for "selfhash" w may be 0.
-        token: int64 [B, C] or [C], candidates.
+        token: int64 [B, C], candidates; or an int V, all of a vocabulary (C = V).
         threshold: int64 [B], as `thresholds` gives it.
         seeding_scheme: "lefthash" or "selfhash".
 
@@ -167,14 +170,21 @@ def is_green(
     if seeding_scheme == "lefthash":
         for place in range(context.shape[1]):
             key = random.fold_in(key, context[:, place])
-        return random.fold_in(key[:, None], token)[..., 0] < threshold[:, None]
+        return _hash(key, token) < threshold[:, None]
     inner, outer = random.split(key).unbind(-2)
-    least = random.fold_in(random.fold_in(inner[:, None], token), token)[..., 0]  # [B, C]
+    least = _hash(inner, token)
     for place in range(context.shape[1]):
         before = random.fold_in(inner, context[:, place])
-        least = torch.minimum(least, random.fold_in(before[:, None], token)[..., 0])
-    seeded = random.fold_in(outer[:, None], least)
-    return random.fold_in(seeded, token)[..., 0] < threshold[:, None]
+        least = torch.minimum(least, _hash(before, token))
+    return _hash(outer, least) < threshold[:, None]
+
+
+def _hash(key: Tensor, number: Tensor | int) -> Tensor:
+    """Hashes numbers int64 [B, C], or those below an int C, to 32-bit words int64 [B, C]."""
+    if isinstance(number, int):
+        return random.bits(key, (number,))
+    words = random.fold_in(key[:, None], number)  # of which `bits` is the sum without carry
+    return words[..., 0] ^ words[..., 1]
 
 
 def _repeated(grams: Tensor, counts: Tensor) -> Tensor:

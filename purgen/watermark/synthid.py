@@ -26,6 +26,7 @@ __all__ = [
     "g_value",
     "g_values",
     "hash_of",
+    "make_table",
     "sampling_table",
 ]
 
@@ -59,6 +60,7 @@ def detect_synthid(
     mask: Tensor | None = None,
     sampling_table_size: int = 2**16,
     sampling_table_seed: int = 0,
+    sampling_table: Tensor | None = None,
     context_history_size: int = 1024,
 ) -> SynthIDScore:
     """Measures how high the g-values of a text are.
@@ -74,6 +76,7 @@ def detect_synthid(
         mask: bool or 0/1 [B, L], False at pads; None where there are none.
         sampling_table_size: bits in the table.
         sampling_table_seed: what the table is made from.
+        sampling_table: the table itself, integers 0 and 1 [size], in place of size and seed.
         context_history_size: how many contexts back a repetition is noticed.
 
     Returns:
@@ -93,7 +96,8 @@ def detect_synthid(
     owner = "detect_synthid"
     tokens, mask = check_text(owner, tokens, mask)
     check_synthid(owner, ngram_len, keys, sampling_table_size, context_history_size)
-    table = sampling_table(sampling_table_size, sampling_table_seed).to(tokens.device)
+    table = make_table(owner, sampling_table_size, sampling_table_seed, sampling_table)
+    table = table.to(tokens.device)
     grams, counts = windows(tokens, mask, ngram_len)
     counts = counts & ~_repeated(hash_of(grams[..., :-1]), counts, context_history_size)
     values = g_values(hash_of(grams), keys, table).float()  # [B, M, depth]
@@ -138,6 +142,15 @@ def sampling_table(size: int, seed: int) -> Tensor:
     """Makes the table of random bits int64 [size], from a generator of its own, on the CPU."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(2, (size,), generator=generator)
+
+
+def make_table(owner: str, size: int, seed: int, given: Tensor | None) -> Tensor:
+    """Returns the table that is given, checked, or else makes one of size and seed."""
+    if given is None:
+        return sampling_table(size, seed)
+    if given.ndim != 1 or not len(given) or not bool(((given == 0) | (given == 1)).all()):
+        raise ValueError(f"{owner}: sampling_table must hold 0 and 1, in one axis of at least 1")
+    return given.to(torch.int64)
 
 
 def hash_of(data: Tensor, begin: Tensor | int = 1) -> Tensor:

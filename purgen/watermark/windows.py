@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["check_text", "p_value", "windows"]
+__all__ = ["check_text", "p_value", "spread", "windows"]
 
 
 def check_text(owner: str, tokens: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -35,6 +35,20 @@ def check_text(owner: str, tokens: Tensor, mask: Tensor | None) -> tuple[Tensor,
             f"{owner}: mask must be {list(tokens.shape)}, like tokens, not {list(mask.shape)}"
         )
     return tokens, mask.bool()
+
+
+def spread(owner: str, name: str, value: Tensor, tokens: Tensor) -> Tensor:
+    """Lays a setting, 0-d or [B], out as one number a row of `tokens` [B, L].
+
+    Raises:
+        ValueError: a tensor [n] where the batch has another number of rows.
+    """
+    rows = tokens.shape[0]
+    if value.ndim == 1 and value.shape[0] != rows:
+        raise ValueError(
+            f"{owner}: {name} has {value.shape[0]} numbers, one a row, and the batch has {rows} rows"
+        )
+    return value.to(tokens.device).expand(rows)
 
 
 def windows(tokens: Tensor, mask: Tensor, size: int) -> tuple[Tensor, Tensor]:
