@@ -86,17 +86,21 @@ def main() -> None:
     def report(name: str, ours: Callable[[], object], theirs: Callable[[], object]) -> None:
         print(f"{name:36}{compare(ours, theirs)}", flush=True)
 
-    for name, (make_ours, make_theirs) in PAIRS.items():
-        if arguments.only is not None and name not in arguments.only:
-            continue
-        transform, processor = make_ours(), make_theirs()
+    def one(name: str, transform: LogitsTransform, processor: hf.LogitsProcessor) -> None:
         state = transform.init(view)
-        theirs = lambda: processor(history, logits)  # noqa: E731
+
+        def theirs() -> torch.Tensor:
+            return processor(history, logits)
+
         report(f"{name}, eager", lambda: transform.apply(state, logits, view), theirs)
         if not arguments.no_compile:
             compiled = torch.compile(transform.apply, fullgraph=True, dynamic=False)
             report(f"{name}, compiled", lambda: compiled(state, logits, view), theirs)
             torch.compiler.reset()
+
+    for name, (make_ours, make_theirs) in PAIRS.items():
+        if arguments.only is None or name in arguments.only:
+            one(name, make_ours(), make_theirs())
     if arguments.only is None or "sample" in arguments.only:
         sampling(report, logits, history, view, compiled=not arguments.no_compile)
 

@@ -35,13 +35,14 @@ def to_logits_processor(
     max_new_tokens: int | None = None,
     rng_key: Tensor | None = None,
     paired: bool | None = None,
+    assisted: bool | None = None,
 ) -> PurgenLogitsProcessor:
     """Makes a logits processor of a transform, for `transformers`' own `generate`.
 
     It may be used for any number of generations, one at a time. A generation goes on where each row
-    continues one that was seen in the call before (or, in assisted generation, before that), by one
-    token; anything else begins a new one. What cannot be seen is a generation whose prompt is all
-    that another one saw and one token more: call `reset()` before it.
+    continues, by one token, a row of the call before; anything else begins a new one. What cannot be
+    seen is a generation whose prompt is all that another one saw and one token more: call `reset()`
+    before it.
 
     Args:
         transform: the transform.
@@ -55,13 +56,16 @@ def to_logits_processor(
         paired: whether scores have two rows for each of the tokens, conditional ones first, of which
             the first half is returned, as models with classifier-free guidance want it; None: where
             there are twice as many. With another multiple, rows are channels side by side.
+        assisted: whether a generation may go back, as assisted generation and prompt lookup do, by 64
+            tokens; None: that raises, since a prompt that was once generated looks the same.
 
     Returns:
         A `transformers.LogitsProcessor`.
 
     Raises:
         TypeError: `transform` is no `LogitsTransform`.
-        ValueError: in a call, scores or a mask of another shape.
+        ValueError: in a call, scores or a mask of another shape, or tokens that may be of a generation
+            that goes back.
 
     Example:
         >>> import bridge, torch, transformers, purgen
@@ -76,7 +80,7 @@ def to_logits_processor(
         raise TypeError(
             f"to_logits_processor: transform must be a LogitsTransform, not {type(transform).__name__}"
         )
-    track = Track(pad_token_id, prompt_mask, prompt_length, max_new_tokens, rng_key)
+    track = Track(pad_token_id, prompt_mask, prompt_length, max_new_tokens, rng_key, assisted)
     return PurgenLogitsProcessor(transform, track, paired)
 
 
@@ -118,7 +122,7 @@ def to_stopping_criteria(
     """
     if not isinstance(rule, StopRule):
         raise TypeError(f"to_stopping_criteria: rule must be a StopRule, not {type(rule).__name__}")
-    track = Track(pad_token_id, prompt_mask, prompt_length, max_new_tokens, None)
+    track = Track(pad_token_id, prompt_mask, prompt_length, max_new_tokens, None, False)
     return PurgenStoppingCriteria(rule, track)
 
 

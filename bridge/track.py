@@ -96,12 +96,14 @@ class Track:
         prompt_length: int | None,
         max_new_tokens: int | None,
         rng_key: Tensor | None,
+        assisted: bool | None,
     ) -> None:
         self.pad_token_id = pad_token_id
         self.max_new_tokens = max_new_tokens
         self.rng_key = rng_key
         self._mask = prompt_mask
         self._prompt_length = prompt_length
+        self._assisted = assisted
         self._moments: OrderedDict[int, tuple[Tensor, Moment]] = OrderedDict()
 
     def reset(self) -> None:
@@ -126,11 +128,24 @@ class Track:
         if seen.device != before.device or len(moment.start) != layout.times * len(seen):
             return None
         if torch.equal(before, seen):
-            return moment
+            return moment if self._may_go_back(ids.shape[1]) else None
         same = (before[:, None] == seen).all(dim=-1)  # [B, B before]
-        if not bool(same.any(dim=1).all()):
+        if not bool(same.any(dim=1).all()) or not self._may_go_back(ids.shape[1]):
             return None
         return moment.select(layout.index(same.long().argmax(dim=1), len(seen)))
+
+    def _may_go_back(self, length: int) -> bool:
+        """Whether tokens that were seen before the last call are those of its generation."""
+        if length > max(self._moments) or self._assisted:
+            return True
+        if self._assisted is None:
+            raise ValueError(
+                f"after {max(self._moments)} tokens these are {length}, and all but the last were seen "
+                "on the way: assisted generation goes back like this (give assisted=True), or else "
+                "this is the prompt of a new generation (call reset() before it, or give "
+                "assisted=False)"
+            )
+        return False
 
     def begin(self, ids: Tensor, length: int, piece: Any, vocab_size: int) -> Moment:
         """Begins a generation whose prompt is the first `length` columns, or fewer."""

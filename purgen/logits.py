@@ -31,6 +31,10 @@ def forbid_nan(logits: Tensor) -> Tensor:
         >>> forbid_nan(torch.tensor([1.0, float("nan")]))
         tensor([1., -inf])
     """
+    # The greatest of a row is NaN if one of it is: a glance where numbers can be read.
+    best = logits.amax(dim=-1)
+    if is_concrete(best) and not bool(best.isnan().any()):
+        return logits
     return torch.nan_to_num(
         logits, nan=NEGATIVE_INFINITY, posinf=POSITIVE_INFINITY, neginf=NEGATIVE_INFINITY
     )
@@ -89,10 +93,11 @@ def tame(logits: Tensor) -> Tensor:
         tensor([[1., -inf],
                 [0., -inf]])
     """
+    best = logits.amax(dim=-1, keepdim=True)
+    if is_concrete(best) and bool((best < POSITIVE_INFINITY).all()):  # False for NaN too
+        return logits
     scores = forbid_nan(logits)
     infinite = scores.amax(dim=-1, keepdim=True) == POSITIVE_INFINITY
-    if is_concrete(infinite) and not bool(infinite.any()):
-        return scores
     at_infinity = torch.where(scores == POSITIVE_INFINITY, 0.0, NEGATIVE_INFINITY)
     return torch.where(infinite, at_infinity, scores)
 

@@ -25,6 +25,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from purgen.concrete import is_concrete
+
 __all__ = [
     "bernoulli",
     "bits",
@@ -49,6 +51,8 @@ _UNIT_BITS = {
     torch.float32: (32, 23),
     torch.float64: (64, 52),
 }
+# Gumbel noise spans 20.5, from the least to the greatest: no token further below the best can win.
+_GUMBEL_RANGE = 21.0
 _BLOCK = 32768  # elements that a thread works on at a time, few enough to stay in its cache
 
 
@@ -156,7 +160,7 @@ def uniform(
         shape: shape of the draw of one key.
         dtype: bfloat16, float16, float32 or float64.
         minval: lower bound, float or a tensor that broadcasts with the result.
-        maxval: upper bound, likewise.
+        maxval: upper bound, likewise. Where tensors leave nothing between them, the draw is `minval`.
 
     Returns:
         `dtype` [..., *shape].
@@ -336,11 +340,38 @@ def categorical(key: Tensor, logits: Tensor) -> Tensor:
     shape = _row_shape("logits", logits, key)
     if not shape or shape[-1] == 0:
         raise ValueError(f"logits must be [..., V] with V > 0, got {_describe(logits)}")
+    best = logits.amax(-1, keepdim=True)
+    if not (is_concrete(best) and bool(best.isfinite().all())):
+        logits = _without_infinities(logits)
+        best = logits.amax(-1, keepdim=True)
+    possible = logits >= best - _GUMBEL_RANGE
+    if is_concrete(key, possible) and 4 * int(possible.sum()) < possible.numel():
+        return _draw_among(key, logits, possible)
+    return torch.argmax(logits + _draw(key, shape, _gumbel), -1)
+
+
+def _without_infinities(logits: Tensor) -> Tensor:
+    """Make NaN -inf, and in a row with +inf make that 0 and all else -inf."""
     certain = logits == torch.inf
     # Among infinities the noise alone decides: added to them it would vanish, and the first win.
     others = torch.where(certain.any(-1, keepdim=True), -torch.inf, logits)
-    logits = torch.where(certain, 0.0, torch.nan_to_num(others, nan=-torch.inf, neginf=-torch.inf))
-    return torch.argmax(logits + _draw(key, shape, _gumbel), -1)
+    return torch.where(certain, 0.0, torch.nan_to_num(others, nan=-torch.inf, neginf=-torch.inf))
+
+
+def _draw_among(key: Tensor, logits: Tensor, possible: Tensor) -> Tensor:
+    """Draw as `categorical` does, with noise for the `possible` tokens [..., V] alone."""
+    keys, vocab_size = key.reshape(-1, 2), logits.shape[-1]
+    place = possible.flatten().nonzero()[:, 0]  # ascending
+    block = logits.numel() // len(keys)
+    noise = _draw_at(keys[place // block], (place % block)[:, None], _gumbel)[:, 0]
+    scores = logits.flatten()[place] + noise
+    row, token = place // vocab_size, place % vocab_size
+    empty = scores.new_full((logits.numel() // vocab_size,), -torch.inf)
+    best = empty.scatter_reduce(0, row, scores, "amax")
+    # Of equal scores the first wins, as in argmax.
+    token = torch.where(scores == best[row], token, vocab_size - 1)
+    first = torch.full_like(empty, vocab_size - 1, dtype=torch.int64)
+    return first.scatter_reduce(0, row, token, "amin").reshape(logits.shape[:-1])
 
 
 def _draw(key: Tensor, shape: Sequence[int], convert: Callable[[Tensor, Tensor], Tensor]) -> Tensor:

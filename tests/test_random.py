@@ -150,6 +150,14 @@ def test_long_draws_never_change(name):
     assert digest(drawn, dtype) == expected
 
 
+def test_the_least_and_the_greatest_uniform_give_finite_noise():
+    ends = torch.tensor([4276093, 1446823])  # where the draw of seed 0 is 0, and 1 - 2**-23
+    key = random.key(0)
+    assert random.uniform(key, (2**23,))[ends].tolist() == [0, 1 - 2**-23]
+    assert_ulp(random.gumbel_at(key, ends), [-4.46976900100708, 15.942384719848633], 0)
+    assert_ulp(random.normal(key, (2**23,))[ends], [-5.41998291015625, 5.2201128005981445], 0)
+
+
 def test_noise_is_what_its_formula_says():
     key = random.key(11)
     u = random.uniform(key, (100_000,)).double()
@@ -249,6 +257,22 @@ def test_categorical_draws_each_row_with_its_own_key():
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("spread", [1, 8, 60])
+def test_categorical_may_leave_out_what_cannot_win(spread, dtype):
+    logits = torch.randn(2, 3, 400, generator=torch.Generator().manual_seed(1)) * spread
+    logits[0, 0, ::2], logits[0, 1, 5], logits[0, 1, 9], logits[0, 2] = -INF, INF, INF, NAN
+    logits = logits.to(dtype)
+    for key in (KEYS, KEYS[:, 0], KEYS[0, 0]):
+        rows = key.shape[:-1]
+        noise = random.gumbel(key, logits.shape[len(rows) :])
+        top = (logits + noise)[1].argmax(-1)
+        assert_equal(random.categorical(key, logits)[1], top)
+        # under vmap no value can be looked at, so that nothing is left out
+        whole = torch.vmap(random.categorical)(key.expand(1, *key.shape), logits[None])[0]
+        assert_equal(random.categorical(key, logits), whole)
+
+
 def test_gumbel_at_is_gumbel_there():
     for key in (KEYS[0, 0], KEYS[0], KEYS):
         noise = random.gumbel(key, (1000,))
@@ -284,6 +308,7 @@ def test_settings_may_be_tensors_one_a_row():
         over_keys(lambda key, high: random.randint(key, (8,), 0, high), keys, high),
     )
     assert random.randint(keys[0], (3,), 4, torch.tensor([5, 4, 3])).tolist() == [4, 4, 4]
+    assert random.uniform(keys[0], (2,), minval=4.0, maxval=torch.tensor(3.0)).tolist() == [4, 4]
     assert_equal(
         random.uniform(keys, (8,), maxval=high[:, None]),
         over_keys(lambda key, high: random.uniform(key, (8,), maxval=high), keys, high),
@@ -461,7 +486,7 @@ def test_rows_of_every_kind_side_by_side():
         (lambda key: random.categorical(key, torch.arange(3)), TypeError, "logits .* torch.int64"),
         (lambda key: random.categorical(key, torch.tensor(0.0)), ValueError, "logits must be"),
         (lambda key: random.categorical(key, torch.ones(3, 0)), ValueError, r"logits .* \[3, 0\]"),
-        (lambda key: random.categorical(KEYS, torch.ones(3, 2)), ValueError, r"logits .* \[3, 2\]"),
+        (lambda key: random.categorical(KEYS, torch.ones(3, 2)), ValueError, r"begin .* \[3, 2\]"),
         (lambda key: random.categorical(KEYS, torch.ones(2, 3)), ValueError, "logits must be"),
     ],
 )

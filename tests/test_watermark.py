@@ -443,22 +443,22 @@ def test_real_text_marked_and_unmarked_are_told_apart():
         ]
     )
     synthid = {"ngram_len": 5, "keys": KEYS}
+
+    def text(warp):
+        out = purgen.generate(
+            purgen.sample(model, transform=warp),
+            model.params,
+            prompts,
+            rng_key=random.key(0),
+            max_new_tokens=60,
+        )
+        column = torch.arange(out.new_tokens.shape[1])
+        return {"tokens": out.new_tokens, "mask": column < out.num_new_tokens[:, None]}
+
+    plain = text(None)
     for transform, detect, options in (
         (purgen.green_list_watermark(bias=3.0), detect_green_list, {}),
         (purgen.synthid_watermark(**synthid), detect_synthid, synthid),
     ):
-        scores = []
-        for warp in (transform, None):
-            out = purgen.generate(
-                purgen.sample(model, transform=warp),
-                model.params,
-                prompts,
-                rng_key=random.key(0),
-                max_new_tokens=60,
-            )
-            column = torch.arange(out.new_tokens.shape[1])
-            mask = column < out.num_new_tokens[:, None]
-            scores.append(detect(out.new_tokens, mask=mask, **options).z_score)
-        marked, plain = scores
-        assert float(marked.min()) > 3
-        assert float(plain.max()) < 3
+        assert float(detect(**text(transform), **options).z_score.min()) > 3
+        assert float(detect(**plain, **options).z_score.max()) < 3

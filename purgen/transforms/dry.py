@@ -158,6 +158,4 @@ def _subtract(scores: Tensor, tokens: Tensor, penalty: Tensor, counts: Tensor) -
     old = scores.gather(1, index)
     new = (old.float() - penalty).clamp(min=torch.finfo(scores.dtype).min)
     new = torch.where(counts & (old > -torch.inf), new.to(scores.dtype), torch.inf)
-    # `scores` is a copy of our own; vmap and compilers want values only.
-    scatter = scores.scatter_reduce_ if is_concrete(scores, index) else scores.scatter_reduce
-    return scatter(1, index, new, "amin")
+    return scores.scatter_reduce(1, index, new, "amin")

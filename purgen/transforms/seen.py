@@ -11,7 +11,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from purgen.concrete import is_concrete
 from purgen.logits import forbid_nan
 from purgen.view import TokenView, real_slots
 
@@ -78,7 +77,7 @@ def change_logits(
     """Changes the logits of the tokens that count.
 
     Args:
-        scores: floating [B, V], a tensor that nobody else holds: eager calls write to it.
+        scores: floating [B, V].
         tokens: int64 [B, S]; ids beyond V are passed over.
         counts: bool [B, S], which of them count; False where there is no token.
         change: `change(old [B, S], tokens [B, S]) -> new`, of the same dtype or float32, [B, S] or
@@ -87,17 +86,10 @@ def change_logits(
     Returns:
         The same shape and dtype as `scores`.
     """
-    vocab_size = scores.shape[1]
-    counts = counts & (tokens < vocab_size)
-    # The other slots write what the first one that counts does; if none does, what is there.
-    first = counts.int().argmax(dim=1, keepdim=True)
-    same = tokens.gather(1, first).clamp(0, vocab_size - 1)
-    index = torch.where(counts, tokens, same)
+    index, some = _places(scores, tokens, counts)
     old = scores.gather(1, index)
-    new = torch.where(counts.gather(1, first), change(old, index).to(scores.dtype), old)
-    # vmap and compilers want values only.
-    scatter = scores.scatter_ if is_concrete(scores, index) else scores.scatter
-    return scatter(1, index, new)
+    new = torch.where(some, change(old, index).to(scores.dtype), old)
+    return scores.scatter(1, index, new)
 
 
 def forbid_tokens(logits: Tensor, tokens: Tensor, hits: Tensor) -> Tensor:
@@ -111,9 +103,10 @@ def forbid_tokens(logits: Tensor, tokens: Tensor, hits: Tensor) -> Tensor:
     Returns:
         The same shape and dtype as `logits`.
     """
-    return change_logits(
-        forbid_nan(logits), tokens, hits, lambda old, _: torch.full_like(old, -torch.inf)
-    )
+    scores = forbid_nan(logits)
+    index, some = _places(scores, tokens, hits)
+    value = torch.where(some, -torch.inf, scores.gather(1, index[:, :1]))
+    return scores.scatter(1, index, value.expand_as(index))
 
 
 def count_tokens(tokens: Tensor, counts: Tensor, vocab_size: int) -> Tensor:
@@ -129,5 +122,17 @@ def count_tokens(tokens: Tensor, counts: Tensor, vocab_size: int) -> Tensor:
     """
     counts = counts & (tokens < vocab_size)
     number = torch.zeros(len(tokens), vocab_size, device=tokens.device)
-    scatter_add = number.scatter_add_ if is_concrete(tokens, counts) else number.scatter_add
-    return scatter_add(1, tokens.clamp(0, vocab_size - 1), counts.float())
+    return number.scatter_add(1, tokens.clamp(0, vocab_size - 1), counts.float())
+
+
+def _places(scores: Tensor, tokens: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Which logits to write, int64 [B, S], and whether there are any, bool [B, 1].
+
+    A slot that does not count stands for the first of its row that does; in a row without one, all
+    stand for the same token.
+    """
+    vocab_size = scores.shape[1]
+    counts = counts & (tokens < vocab_size)
+    first = counts.int().argmax(dim=1, keepdim=True)
+    same = tokens.gather(1, first).clamp(0, vocab_size - 1)
+    return torch.where(counts, tokens, same), counts.gather(1, first)

@@ -58,19 +58,19 @@ def top_p(
 
     def apply(tstate: Tensor, logits: Tensor, view: TokenView) -> tuple[Tensor, Tensor]:
         scores = forbid_nan(logits)
-        edge, room = _edge(tame(scores), tstate, min_tokens_to_keep)
-        tied = scores == edge
-        keep = scores >= edge
-        if not (is_concrete(keep) and bool((tied.sum(dim=-1, keepdim=True) <= room).all())):
+        ranked = tame(scores)
+        edge, size = _nucleus(ranked, tstate, min_tokens_to_keep)
+        keep = ranked >= edge
+        if not (is_concrete(keep) and bool((keep.sum(dim=-1, keepdim=True) <= size).all())):
+            tied = ranked == edge  # with the last, of which only the first few are in
+            room = size - (keep & ~tied).sum(dim=-1, keepdim=True)
             keep = keep & (~tied | (tied.cumsum(dim=-1) <= room))
-        # At p = 1 everything stays, also the tail that rounding puts beyond a sum of 1.
-        keep = keep | (tstate >= 1)[:, None]
         return keep_only(scores, keep, filter_value), tstate
 
     return LogitsTransform(init, apply)
 
 
-def _edge(scores: Tensor, mass: Tensor, min_tokens_to_keep: int) -> tuple[Tensor, Tensor]:
+def _nucleus(scores: Tensor, mass: Tensor, min_tokens_to_keep: int) -> tuple[Tensor, Tensor]:
     """Finds where the nucleus ends, looking at the best few tokens where these hold its mass.
 
     Args:
@@ -79,22 +79,19 @@ def _edge(scores: Tensor, mass: Tensor, min_tokens_to_keep: int) -> tuple[Tensor
         min_tokens_to_keep: the least size of the nucleus.
 
     Returns:
-        Float [B, 1], the least logit in the nucleus; int64 [B, 1], how many tokens with just that
-        logit are in it.
+        Float [B, 1], the least logit in the nucleus; int64 [B, 1], how many tokens are in it.
     """
     vocab_size = scores.shape[-1]
     total = scores.float().logsumexp(dim=-1, keepdim=True)
     few = min(max(FEW, min_tokens_to_keep), vocab_size)
 
     def find(best: Tensor) -> Tensor:
-        """From logits [B, n] in descending order, edge and room as float64 [B, 2]."""
+        """From logits [B, n] in descending order, edge and size as float64 [B, 2]."""
         reached = (best.float() - total).exp().cumsum(dim=-1)
         before = torch.nn.functional.pad(reached[:, :-1], (1, 0))
         rank = torch.arange(best.shape[-1], device=best.device)
         size = ((before < mass[:, None]) | (rank < min_tokens_to_keep)).sum(dim=-1, keepdim=True)
-        edge = best.gather(-1, size - 1)
-        room = size - (best > edge).sum(dim=-1, keepdim=True)
-        return torch.cat([edge.double(), room.double()], dim=-1)
+        return torch.cat([best.gather(-1, size - 1).double(), size.double()], dim=-1)
 
     best = scores.topk(few, dim=-1).values
     # Sums are taken in order, so those of the best few are the same within all tokens.
@@ -106,4 +103,7 @@ def _edge(scores: Tensor, mass: Tensor, min_tokens_to_keep: int) -> tuple[Tensor
         lambda best, scores: find(scores.sort(dim=-1, descending=True).values),
         (best, scores),
     )
-    return found[:, :1].to(scores.dtype), found[:, 1:].long()
+    # At p = 1 everything stays, also the tail that rounding puts beyond a sum of 1.
+    everything = (mass >= 1)[:, None]
+    edge = torch.where(everything, -torch.inf, found[:, :1])
+    return edge.to(scores.dtype), torch.where(everything, vocab_size, found[:, 1:]).long()
