@@ -31,6 +31,8 @@ def forbid_nan(logits: Tensor) -> Tensor:
         >>> forbid_nan(torch.tensor([1.0, float("nan")]))
         tensor([1., -inf])
     """
+    if not logits.numel():
+        return logits
     # The greatest of a row is NaN if one of it is: a glance where numbers can be read.
     best = logits.amax(dim=-1)
     if is_concrete(best) and not bool(best.isnan().any()):

@@ -65,7 +65,10 @@ def test_greedy_equals_transformers_in_a_batch_and_alone(model, module):
 
 def test_sample_is_the_same_in_any_batch(model):
     warp = purgen.chain(purgen.temperature(0.9), purgen.top_k(40), purgen.top_p(0.95))
-    decoder, keys = purgen.sample(model, transform=warp), purgen.random.split(purgen.random.key(1), 4)
+    decoder, keys = (
+        purgen.sample(model, transform=warp),
+        purgen.random.split(purgen.random.key(1), 4),
+    )
     rows = model.encode(TEXTS[:4])
     whole = purgen.generate(decoder, model.params, rows, rng_key=keys, max_new_tokens=12)
     order = torch.tensor([3, 1])

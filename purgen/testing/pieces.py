@@ -26,7 +26,7 @@ from purgen.testing.laws import (
 from purgen.transforms import LogitsTransform
 from purgen.view import TokenView
 
-__all__ = ["check_stop_rule", "check_transform"]
+__all__ = ["check_stop_rule", "check_transform", "example_history"]
 
 
 def check_transform(
@@ -74,9 +74,11 @@ def check_transform(
     if isinstance(except_laws, str) or not set(except_laws) <= {"rows"}:
         raise ValueError(f'except_laws may hold "rows" and nothing else, not {except_laws!r}')
     alone = "rows" not in except_laws
-    history = _history(vocab_size, batch_size, steps, seed, dtype)
+    history = example_history(
+        vocab_size=vocab_size, batch_size=batch_size, steps=steps, seed=seed, dtype=dtype
+    )
 
-    def advance(piece_state: Any, moment: _Moment) -> tuple[Tensor, Any]:
+    def advance(piece_state: Any, moment: Moment) -> tuple[Tensor, Any]:
         return transform.apply(piece_state, moment.logits, moment.view)
 
     _check_piece(_Piece("apply", transform.init, advance), history, backend, alone=alone)
@@ -113,16 +115,16 @@ def check_stop_rule(
     """
     if not isinstance(rule, StopRule):
         raise TypeError(f"rule must be a StopRule, not {type(rule).__name__}")
-    history = _history(vocab_size, batch_size, steps, seed, torch.float32)
+    history = example_history(vocab_size=vocab_size, batch_size=batch_size, steps=steps, seed=seed)
 
-    def advance(piece_state: Any, moment: _Moment) -> tuple[Tensor, Any]:
+    def advance(piece_state: Any, moment: Moment) -> tuple[Tensor, Any]:
         return rule.check(piece_state, moment.view)
 
     _check_piece(_Piece("check", rule.init, advance), history, backend)
 
 
 @pytree_dataclass
-class _Moment:
+class Moment:
     """What a piece is given at one step."""
 
     view: TokenView
@@ -135,9 +137,9 @@ class _Piece:
 
     name: str
     init: Callable[[TokenView], Any]
-    advance: Callable[[Any, _Moment], tuple[Tensor, Any]]
+    advance: Callable[[Any, Moment], tuple[Tensor, Any]]
 
-    def run(self, history: list[_Moment], begin: Any = None) -> list[Tensor]:
+    def run(self, history: list[Moment], begin: Any = None) -> list[Tensor]:
         """The outputs over a history, whose first moment is the prompt."""
         piece_state = self.init(history[0].view) if begin is None else begin
         outputs = []
@@ -147,10 +149,26 @@ class _Piece:
         return outputs
 
 
-def _history(
-    vocab_size: int, batch_size: int, steps: int, seed: int, dtype: torch.dtype
-) -> list[_Moment]:
-    """Random rows with different numbers of left pads, at each step of a generation."""
+def example_history(
+    *,
+    vocab_size: int = 32,
+    batch_size: int = 4,
+    steps: int = 20,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+) -> list[Moment]:
+    """Makes random rows with different numbers of left pads, at each step of a generation.
+
+    Args:
+        vocab_size: V.
+        batch_size: B.
+        steps: how many steps, the first with the prompt alone.
+        seed: of tokens and logits.
+        dtype: of the logits, of which a tenth is -inf.
+
+    Returns:
+        What a transform or stop rule is given at each step.
+    """
     generator = torch.Generator().manual_seed(seed)
     width, capacity = 7, 7 + steps
 
@@ -181,12 +199,12 @@ def _history(
         )
         logits = torch.randn(batch_size, vocab_size, generator=generator) * 3
         forbidden = torch.rand(batch_size, vocab_size, generator=generator) < 0.1
-        moments.append(_Moment(view, logits.masked_fill(forbidden, -torch.inf).to(dtype)))
+        moments.append(Moment(view, logits.masked_fill(forbidden, -torch.inf).to(dtype)))
     return moments
 
 
 def _check_piece(
-    piece: _Piece, history: list[_Moment], backend: str | None, *, alone: bool = True
+    piece: _Piece, history: list[Moment], backend: str | None, *, alone: bool = True
 ) -> None:
     batch_size = len(history[0].logits)
     context = history[0].view
@@ -213,7 +231,7 @@ def _check_piece(
     _check_vmap(piece, history)
 
 
-def _check_rows(piece: _Piece, history: list[_Moment]) -> None:
+def _check_rows(piece: _Piece, history: list[Moment]) -> None:
     whole = piece.run(history)
     batch_size = len(history[0].logits)
     begin = piece.init(history[0].view)
@@ -241,7 +259,7 @@ def _has_row_settings(piece: _Piece, context: TokenView) -> bool:
     return False
 
 
-def _check_pads(piece: _Piece, history: list[_Moment]) -> None:
+def _check_pads(piece: _Piece, history: list[Moment]) -> None:
     whole = piece.run(history)
     for more, pad in ((0, 1), (0, history[0].logits.shape[-1] - 1), (3, 0), (5, 2)):
         padded = [replace(moment, view=_repad(moment.view, more, pad)) for moment in history]
@@ -263,7 +281,7 @@ def _repad(view: TokenView, more: int, pad: int) -> TokenView:
     )
 
 
-def _check_compiled(piece: _Piece, history: list[_Moment], backend: str) -> None:
+def _check_compiled(piece: _Piece, history: list[Moment], backend: str) -> None:
     compiled = CompileCounter(piece.advance, backend)
     try:
         outputs = dataclasses.replace(piece, advance=compiled).run(history)
@@ -278,7 +296,7 @@ def _check_compiled(piece: _Piece, history: list[_Moment], backend: str) -> None
     require(found is None, "one graph", f"compiled {piece.name} gave another result: {found}")
 
 
-def _check_vmap(piece: _Piece, history: list[_Moment]) -> None:
+def _check_vmap(piece: _Piece, history: list[Moment]) -> None:
     flipped = [select_rows(moment, torch.arange(len(moment.logits)).flip(0)) for moment in history]
     states = [piece.init(history[0].view), piece.init(flipped[0].view)]
     together = stack_trees(*states)
@@ -294,7 +312,7 @@ def _check_vmap(piece: _Piece, history: list[_Moment]) -> None:
             require(found is None, "vmap", f"{piece.name} under vmap gave another result: {found}")
 
 
-def _check_total(transform: LogitsTransform, history: list[_Moment], *, alone: bool) -> None:
+def _check_total(transform: LogitsTransform, history: list[Moment], *, alone: bool) -> None:
     moment = history[-1]
     state = transform.init(history[0].view)
     clean, _ = transform.apply(state, moment.logits, moment.view)

@@ -18,6 +18,7 @@ from purgen.view import TokenView
 
 __all__ = ["top_p"]
 
+ROUNDING = 1e-6  # of sums of float32 probabilities
 FEW = 256  # how many of the best tokens are looked at first; text models seldom need more
 
 
@@ -27,8 +28,9 @@ def top_p(
     """Forbids all but the smallest set of best tokens whose probabilities add up to p.
 
     A token stays if those before it, in order of probability, hold less than p together. So the set
-    ends with the token that reaches p, also when it reaches p exactly; of tied tokens the lower id
-    comes first. At p = 0 the best token stays, at p = 1 all do.
+    ends with the token that reaches p, also when it reaches p exactly (within 1e-6, since float32
+    probabilities of 0.5 and 0.3 seldom add up to 0.8); of tied tokens the lower id comes first. At
+    p = 0 the best token stays, at p = 1 all do.
 
     Args:
         top_p: in [0, 1]; a float, 0-d or [B] tensor.
@@ -83,6 +85,7 @@ def _nucleus(scores: Tensor, mass: Tensor, min_tokens_to_keep: int) -> tuple[Ten
     """
     vocab_size = scores.shape[-1]
     total = scores.float().logsumexp(dim=-1, keepdim=True)
+    reach = (mass - ROUNDING)[:, None]
     few = min(max(FEW, min_tokens_to_keep), vocab_size)
 
     def find(best: Tensor) -> Tensor:
@@ -90,13 +93,13 @@ def _nucleus(scores: Tensor, mass: Tensor, min_tokens_to_keep: int) -> tuple[Ten
         reached = (best.float() - total).exp().cumsum(dim=-1)
         before = torch.nn.functional.pad(reached[:, :-1], (1, 0))
         rank = torch.arange(best.shape[-1], device=best.device)
-        size = ((before < mass[:, None]) | (rank < min_tokens_to_keep)).sum(dim=-1, keepdim=True)
+        size = ((before < reach) | (rank < min_tokens_to_keep)).sum(dim=-1, keepdim=True)
         return torch.cat([best.gather(-1, size - 1).double(), size.double()], dim=-1)
 
     best = scores.topk(few, dim=-1).values
     # Sums are taken in order, so those of the best few are the same within all tokens.
-    enough = (best.float() - total).exp().cumsum(dim=-1)[:, -1] >= mass
-    enough = (enough | (mass >= 1) | (total[:, 0] == -torch.inf)).all()
+    enough = (best.float() - total).exp().cumsum(dim=-1)[:, -1:] >= reach
+    enough = (enough | (mass[:, None] >= 1) | (total == -torch.inf)).all()
     found = branch(
         enough,
         lambda best, scores: find(best),

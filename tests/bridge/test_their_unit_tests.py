@@ -371,14 +371,14 @@ def test_green_list_watermark():
 def test_synthid_converges_to_the_distribution_without_it(vocab):
     """Over many keys and contexts, watermarked distributions are on average what they were."""
     generator = torch.Generator().manual_seed(0)
-    scores = torch.rand(1, vocab, generator=generator).expand(1500, -1)
+    scores = torch.rand(1, vocab, generator=generator).expand(500, -1)
     total = torch.zeros(vocab)
-    for key in range(200):
+    for key in range(100):
         processor = of(purgen.synthid_watermark(5, keys=[key * 7919 + 1]), prompt_length=1)
-        ngrams = torch.randint(vocab, (1500, 5), generator=generator)
-        ids = torch.cat([torch.zeros(1500, 1, dtype=torch.int64), ngrams], dim=1)
+        ngrams = torch.randint(vocab, (500, 5), generator=generator)
+        ids = torch.cat([torch.zeros(500, 1, dtype=torch.int64), ngrams], dim=1)
         total += processor(ids, scores).softmax(-1).mean(0)
-    torch.testing.assert_close(total / 200, scores[0].softmax(-1), rtol=0, atol=1e-2)
+    torch.testing.assert_close(total / 100, scores[0].softmax(-1), rtol=0, atol=2e-2)
 
 
 def test_dia_eos_channel_filter():

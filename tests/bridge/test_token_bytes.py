@@ -191,6 +191,20 @@ def test_any_tokenizer_will_do():
     assert steps_of(rule, [[0, 1, 2, 3]]) == [[False], [False], [False], [True]]
 
 
+class Slow:
+    """In the manner of transformers' tokenizers that hold a SentencePiece model."""
+
+    sp_model = None
+    all_special_ids = (0,)
+
+    def get_vocab(self):
+        return {"</s>": 0, "<0x0A>": 1, "▁stop": 2, "▁": 3, "é": 4}
+
+
+def test_sentence_piece_model_without_a_decoder():
+    assert bridge.token_bytes(Slow()) == [None, b"\n", b" stop", b" ", "é".encode()]
+
+
 @pytest.fixture(scope="module")
 def model():
     return bridge.load(bridge.embedded_checkpoint())
