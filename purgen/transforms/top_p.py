@@ -84,9 +84,14 @@ def _nucleus(scores: Tensor, mass: Tensor, min_tokens_to_keep: int) -> tuple[Ten
         Float [B, 1], the least logit in the nucleus; int64 [B, 1], how many tokens are in it.
     """
     vocab_size = scores.shape[-1]
-    total = scores.float().logsumexp(dim=-1, keepdim=True)
-    reach = (mass - ROUNDING)[:, None]
     few = min(max(FEW, min_tokens_to_keep), vocab_size)
+    best = scores.topk(few, dim=-1).values
+    # Where the best few are all there is, the sum over these is the sum over all.
+    total = best.float().logsumexp(dim=-1, keepdim=True)
+    whole = best[:, -1:] == -torch.inf
+    if not (is_concrete(whole) and bool(whole.all())):
+        total = torch.where(whole, total, scores.float().logsumexp(dim=-1, keepdim=True))
+    reach = (mass - ROUNDING)[:, None]
 
     def find(best: Tensor) -> Tensor:
         """From logits [B, n] in descending order, edge and size as float64 [B, 2]."""
@@ -96,7 +101,6 @@ def _nucleus(scores: Tensor, mass: Tensor, min_tokens_to_keep: int) -> tuple[Ten
         size = ((before < reach) | (rank < min_tokens_to_keep)).sum(dim=-1, keepdim=True)
         return torch.cat([best.gather(-1, size - 1).double(), size.double()], dim=-1)
 
-    best = scores.topk(few, dim=-1).values
     # Sums are taken in order, so those of the best few are the same within all tokens.
     enough = (best.float() - total).exp().cumsum(dim=-1)[:, -1:] >= reach
     enough = (enough | (mass[:, None] >= 1) | (total == -torch.inf)).all()
