@@ -26,6 +26,17 @@ import torch
 from torch import Tensor
 
 from purgen.concrete import is_concrete
+from purgen.logits import tame
+from purgen.threefry import (
+    UNIT_BITS,
+    WORD,
+    draw_at,
+    gumbel_of,
+    normal_of,
+    threefry,
+    unit_of,
+    words_of,
+)
 
 __all__ = [
     "bernoulli",
@@ -42,18 +53,9 @@ __all__ = [
     "uniform",
 ]
 
-_WORD = 0xFFFFFFFF  # the low 32 bits
 _INT_DTYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-# The random bits jax spends on a uniform, and how many of them, the upper ones, make its mantissa.
-_UNIT_BITS = {
-    torch.bfloat16: (8, 7),
-    torch.float16: (16, 10),
-    torch.float32: (32, 23),
-    torch.float64: (64, 52),
-}
 # Gumbel noise spans 20.5, from the least to the greatest: no token further below the best can win.
 _GUMBEL_RANGE = 21.0
-_BLOCK = 32768  # elements that a thread works on at a time, few enough to stay in its cache
 
 
 def key(seed: int | Tensor) -> Tensor:
@@ -81,7 +83,7 @@ def key(seed: int | Tensor) -> Tensor:
     if seed.ndim:
         raise ValueError(f"seed must be one integer, got a tensor of shape {list(seed.shape)}")
     short = (seed >= -(2**31)) & (seed < 2**32)
-    return torch.stack([torch.where(short, 0, seed >> 32), seed]) & _WORD
+    return torch.stack([torch.where(short, 0, seed >> 32), seed]) & WORD
 
 
 def split(key: Tensor, num: int = 2) -> Tensor:
@@ -120,9 +122,9 @@ def fold_in(key: Tensor, data: int | Tensor) -> Tensor:
         torch.Size([4, 2])
     """
     _check_key(key)
-    data = _integer("data", data, 0, _WORD, device=key.device)
-    words = _threefry(*_words(key, data & _WORD))
-    return torch.stack(words, -1).to(torch.int64) & _WORD
+    data = _integer("data", data, 0, WORD, device=key.device)
+    words = threefry(*words_of(key, data & WORD))
+    return torch.stack(words, -1).to(torch.int64) & WORD
 
 
 def bits(key: Tensor, shape: Sequence[int] = ()) -> Tensor:
@@ -139,7 +141,7 @@ def bits(key: Tensor, shape: Sequence[int] = ()) -> Tensor:
         >>> bits(key(0), (2,))
         tensor([4070199207, 4202968722])
     """
-    return _draw(key, shape, lambda x0, x1: (x0 ^ x1).to(torch.int64) & _WORD)
+    return _draw(key, shape, lambda x0, x1: (x0 ^ x1).to(torch.int64) & WORD)
 
 
 def uniform(
@@ -170,9 +172,9 @@ def uniform(
         tensor([0.9477, 0.9786])
     """
     _check_bounds(minval, maxval)
-    if dtype not in _UNIT_BITS:
-        raise ValueError(f"dtype must be one of {list(_UNIT_BITS)}, got {dtype}")
-    unit = _draw(key, shape, lambda x0, x1: _unit(x0, x1, dtype))
+    if dtype not in UNIT_BITS:
+        raise ValueError(f"dtype must be one of {list(UNIT_BITS)}, got {dtype}")
+    unit = _draw(key, shape, lambda x0, x1: unit_of(x0, x1, dtype))
     low = torch.as_tensor(minval, dtype=dtype, device=key.device)
     span = torch.as_tensor(maxval, dtype=dtype, device=key.device) - low
     # Rounded once, like the fused multiply-add of XLA: the product is exact in float64.
@@ -194,7 +196,7 @@ def gumbel(key: Tensor, shape: Sequence[int] = ()) -> Tensor:
         >>> gumbel(key(0), (2,))
         tensor([2.9234, 3.8326])
     """
-    return _draw(key, shape, _gumbel)
+    return _draw(key, shape, gumbel_of)
 
 
 def gumbel_at(key: Tensor, index: Tensor) -> Tensor:
@@ -215,7 +217,7 @@ def gumbel_at(key: Tensor, index: Tensor) -> Tensor:
     _check_key(key)
     if not isinstance(index, Tensor) or index.dtype != torch.int64 or index.ndim == 0:
         raise TypeError(f"index must be an int64 tensor [..., C], got {_describe(index)}")
-    return _draw_at(key, index, _gumbel)
+    return draw_at(key, index, gumbel_of)
 
 
 def normal(key: Tensor, shape: Sequence[int] = ()) -> Tensor:
@@ -232,7 +234,7 @@ def normal(key: Tensor, shape: Sequence[int] = ()) -> Tensor:
         >>> normal(key(0), (2,))
         tensor([1.6226, 2.0253])
     """
-    return _draw(key, shape, _normal)
+    return _draw(key, shape, normal_of)
 
 
 def exponential(key: Tensor, shape: Sequence[int] = ()) -> Tensor:
@@ -249,7 +251,7 @@ def exponential(key: Tensor, shape: Sequence[int] = ()) -> Tensor:
         >>> exponential(key(0), (2,))
         tensor([2.9501, 3.8434])
     """
-    return _draw(key, shape, lambda x0, x1: -torch.log1p(-_unit(x0, x1).double()).float())
+    return _draw(key, shape, lambda x0, x1: -torch.log1p(-unit_of(x0, x1).double()).float())
 
 
 def bernoulli(key: Tensor, p: float | Tensor = 0.5, shape: Sequence[int] | None = None) -> Tensor:
@@ -277,7 +279,7 @@ def bernoulli(key: Tensor, p: float | Tensor = 0.5, shape: Sequence[int] | None 
         raise TypeError(f"p must be a float or a floating tensor, got {_describe(p)}")
     if shape is None:
         shape = _row_shape("p", p, key) if p.ndim else ()
-    return _draw(key, shape, _unit) < p.float()
+    return _draw(key, shape, unit_of) < p.float()
 
 
 def randint(
@@ -340,22 +342,13 @@ def categorical(key: Tensor, logits: Tensor) -> Tensor:
     shape = _row_shape("logits", logits, key)
     if not shape or shape[-1] == 0:
         raise ValueError(f"logits must be [..., V] with V > 0, got {_describe(logits)}")
-    best = logits.amax(-1, keepdim=True)
-    if not (is_concrete(best) and bool(best.isfinite().all())):
-        logits = _without_infinities(logits)
-        best = logits.amax(-1, keepdim=True)
-    possible = logits >= best - _GUMBEL_RANGE
-    if is_concrete(key, possible) and 4 * int(possible.sum()) < possible.numel():
+    logits = tame(logits)  # among infinities the noise alone decides
+    possible = logits >= logits.amax(-1, keepdim=True) - _GUMBEL_RANGE
+    # A glance at the number of candidates; on other devices than the CPU it would cost more.
+    can_look = is_concrete(key, possible) and logits.device.type == "cpu"
+    if can_look and 4 * int(possible.sum()) < possible.numel():
         return _draw_among(key, logits, possible)
-    return torch.argmax(logits + _draw(key, shape, _gumbel), -1)
-
-
-def _without_infinities(logits: Tensor) -> Tensor:
-    """Make NaN -inf, and in a row with +inf make that 0 and all else -inf."""
-    certain = logits == torch.inf
-    # Among infinities the noise alone decides: added to them it would vanish, and the first win.
-    others = torch.where(certain.any(-1, keepdim=True), -torch.inf, logits)
-    return torch.where(certain, 0.0, torch.nan_to_num(others, nan=-torch.inf, neginf=-torch.inf))
+    return torch.argmax(logits + _draw(key, shape, gumbel_of), -1)
 
 
 def _draw_among(key: Tensor, logits: Tensor, possible: Tensor) -> Tensor:
@@ -363,7 +356,7 @@ def _draw_among(key: Tensor, logits: Tensor, possible: Tensor) -> Tensor:
     keys, vocab_size = key.reshape(-1, 2), logits.shape[-1]
     place = possible.flatten().nonzero()[:, 0]  # ascending
     block = logits.numel() // len(keys)
-    noise = _draw_at(keys[place // block], (place % block)[:, None], _gumbel)[:, 0]
+    noise = draw_at(keys[place // block], (place % block)[:, None], gumbel_of)[:, 0]
     scores = logits.flatten()[place] + noise
     row, token = place // vocab_size, place % vocab_size
     empty = scores.new_full((logits.numel() // vocab_size,), -torch.inf)
@@ -380,112 +373,7 @@ def _draw(key: Tensor, shape: Sequence[int], convert: Callable[[Tensor, Tensor],
     if not isinstance(shape, (tuple, list)) or any(size < 0 for size in shape):
         raise ValueError(f"shape must be a tuple of sizes, got {shape!r}")
     index = torch.arange(math.prod(shape), device=key.device)
-    return _draw_at(key, index, convert).reshape((*key.shape[:-1], *shape))
-
-
-def _draw_at(key: Tensor, index: Tensor, convert: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """Convert the pair of words that each key [..., 2] has at each `index` [..., C]."""
-    words = _words(key.unsqueeze(-2), index)
-    if torch.compiler.is_compiling() or key.device.type != "cpu":
-        return convert(*_threefry(*words))
-    # In eager mode a CPU waits for memory: one block after another is twice as fast.
-    shape, block = words[0].shape, _BLOCK * torch.get_num_threads()
-    if shape.numel() <= block:
-        return convert(*_threefry(*words))
-    axis = next(axis for axis, size in enumerate(shape) if size > 1)
-    rows = max(1, block * shape[axis] // shape.numel())
-    blocks = zip(*(word.split(rows, axis) for word in words), strict=True)
-    return torch.cat([convert(*_threefry(*block)) for block in blocks], axis)
-
-
-def _words(key: Tensor, counter: Tensor) -> Sequence[Tensor]:
-    """Lay out keys [..., 2] and 64-bit counters [...] as four int32 words [...], broadcast."""
-    high, low = (counter >> 32).to(torch.int32), counter.to(torch.int32)
-    return torch.broadcast_tensors(*key.to(torch.int32).unbind(-1), high, low)
-
-
-def _threefry(key0: Tensor, key1: Tensor, x0: Tensor, x1: Tensor) -> tuple[Tensor, Tensor]:
-    """Hash counters with keys in 20 rounds: int32 words of one shape, elementwise."""
-    schedule = (key0, key1, key0 ^ key1 ^ 0x1BD11BDA)
-    x0, x1 = x0 + key0, x1 + key1  # new tensors: from here on they may change in place
-    for group in range(5):
-        for rotation in ((13, 15, 26, 6), (17, 29, 16, 24))[group % 2]:
-            x0 = x0.add_(x1)
-            # A shift to the right copies the sign, hence the mask; one to the left is a product.
-            wrapped = (x1 >> (32 - rotation)).bitwise_and_((1 << rotation) - 1)
-            x1 = wrapped.add_(x1, alpha=1 << rotation).bitwise_xor_(x0)
-            if torch.compiler.is_compiling():
-                # Nothing but a hint: inductor gives the argument of this operation a name. Without
-                # one it writes x1 out at each use, round within round, and compiles 5 times longer.
-                x1 = torch.as_strided_copy(x1, x1.shape, x1.stride())
-        x0 = x0.add_(schedule[(group + 1) % 3])
-        x1 = x1.add_(schedule[(group + 2) % 3]).add_(group + 1)
-    return x0, x1
-
-
-def _unit(x0: Tensor, x1: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Make a uniform in [0, 1) of two int32 words, exactly."""
-    width, mantissa = _UNIT_BITS[dtype]
-    if width == 64:
-        word = ((x0.to(torch.int64) & _WORD) << 20) | ((x1 >> 12) & 0xFFFFF)
-    else:
-        word = ((x0 ^ x1) >> (width - mantissa)) & ((1 << mantissa) - 1)
-    return word.to(dtype) * 2.0**-mantissa
-
-
-def _gumbel(x0: Tensor, x1: Tensor) -> Tensor:
-    """Compute -log(-log(u)) to the last bit of jax's but one.
-
-    Near 0 all bits of the noise hang on the last one of the inner logarithm, and XLA's is not the
-    true one at every seventh u: so the inner one is XLA's own, Cephes' polynomial in float32 with
-    fused multiply-adds. Those are float64 sums rounded to float32 here, and the outer logarithm is
-    float64, so that every compiler and device gives the same float32.
-    """
-    u = _unit(x0, x1).clamp_min(torch.finfo(torch.float32).tiny)
-    word = u.view(torch.int32)
-    exponent = (word - 0x3F3504F3) >> 23  # such that u / 2**exponent is in [sqrt(1/2), sqrt(2))
-    x = (word - (exponent << 23)).view(torch.float32) - 1.0
-    e, square = exponent.float(), x * x
-    x1, x3 = x.double(), (square * x).double()
-
-    def fma(a: Tensor, b: float | Tensor, c: float | Tensor) -> Tensor:
-        return (a * b).add_(c).float().double()
-
-    # The constants are float32 numbers, in full: products with them are exact in float64.
-    y0 = fma(fma(x1, 0.07037683576345444, -0.11514610052108765), x1, 0.11676998436450958)
-    y1 = fma(fma(x1, -0.12420140951871872, 0.14249323308467865), x1, -0.16668057441711426)
-    y2 = fma(fma(x1, 0.2000071406364441, -0.24999994039535522), x1, 0.3333333134651184)
-    y = fma(fma(fma(y0, x3, y1), x3, y2), x3, (e * -0.00021219444170128554).double()).float()
-    inner = x - square * 0.5 + y + e * 0.693359375
-    return -torch.log(-inner.double()).float()
-
-
-def _normal(x0: Tensor, x1: Tensor) -> Tensor:
-    """Compute sqrt(2) * erfinv(u) for u in (-1, 1), by the polynomials of Giles, as XLA does.
-
-    Reference:
-        Giles, "Approximating the erfinv function", GPU Computing Gems 2, 2010.
-    """
-    u = (_unit(x0, x1) * 2.0 - (1.0 - 2.0**-24)).clamp_min(2.0**-24 - 1.0)
-    w = -torch.log1p(-(u * u).double())  # of a float32 square, as in XLA: it shows in the tails
-
-    def polynomial(x: Tensor, *coefficients: float) -> Tensor:
-        y = torch.zeros_like(x)
-        for coefficient in coefficients:
-            y = y * x + coefficient
-        return y
-
-    centre = polynomial(
-        w - 2.5,
-        *(2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087),
-        *(-0.00125372503, -0.00417768164, 0.246640727, 1.50140941),
-    )
-    tail = polynomial(
-        w.sqrt() - 3.0,
-        *(-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773),
-        *(-0.0076224613, 0.00943887047, 1.00167406, 2.83297682),
-    )
-    return (torch.where(w < 5.0, centre, tail) * u.double() * 1.4142135381698608).float()
+    return draw_at(key, index, convert).reshape((*key.shape[:-1], *shape))
 
 
 def _check_key(key: Tensor) -> None:

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from purgen import random
+from purgen import random, threefry
 
 VECTORS = json.loads((Path(__file__).parent / "vectors" / "jax_random.json").read_text())
 CASES = [pytest.param(case, id=f"seed{case['seed']}") for case in VECTORS["cases"]]
@@ -237,7 +237,7 @@ def test_vmap_is_a_loop_over_keys(draw):
 
 def test_draws_do_not_depend_on_blocks(draw, monkeypatch):
     whole = draw(KEYS), draw(KEYS[0, 0]), draw(KEYS[:1, :1])
-    monkeypatch.setattr(random, "_BLOCK", 1)
+    monkeypatch.setattr(threefry, "_BLOCK", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     blocks = draw(KEYS), draw(KEYS[0, 0]), draw(KEYS[:1, :1])
     for actual, expected in zip(blocks, whole, strict=True):

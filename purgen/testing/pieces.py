@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from purgen import random
-from purgen.pytree import pytree_dataclass, replace, select_rows
+from purgen.pytree import replace, select_rows
 from purgen.stop_rules import StopRule
+from purgen.testing.examples import Moment, example_history
 from purgen.testing.laws import (
     CompileCounter,
     check_rows_first,
@@ -26,7 +26,7 @@ from purgen.testing.laws import (
 from purgen.transforms import LogitsTransform
 from purgen.view import TokenView
 
-__all__ = ["check_stop_rule", "check_transform", "example_history"]
+__all__ = ["check_stop_rule", "check_transform"]
 
 
 def check_transform(
@@ -123,14 +123,6 @@ def check_stop_rule(
     _check_piece(_Piece("check", rule.init, advance), history, backend)
 
 
-@pytree_dataclass
-class Moment:
-    """What a piece is given at one step."""
-
-    view: TokenView
-    logits: Tensor  # [B, V]
-
-
 @dataclasses.dataclass(frozen=True)
 class _Piece:
     """A transform or stop rule as one kind of thing."""
@@ -147,60 +139,6 @@ class _Piece:
             output, piece_state = self.advance(piece_state, moment)
             outputs.append(output)
         return outputs
-
-
-def example_history(
-    *,
-    vocab_size: int = 32,
-    batch_size: int = 4,
-    steps: int = 20,
-    seed: int = 0,
-    dtype: torch.dtype = torch.float32,
-) -> list[Moment]:
-    """Makes random rows with different numbers of left pads, at each step of a generation.
-
-    Args:
-        vocab_size: V.
-        batch_size: B.
-        steps: how many steps, the first with the prompt alone.
-        seed: of tokens and logits.
-        dtype: of the logits, of which a tenth is -inf.
-
-    Returns:
-        What a transform or stop rule is given at each step.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    width, capacity = 7, 7 + steps
-
-    def draw(high: int, *shape: int) -> Tensor:
-        return torch.randint(high, shape, generator=generator)
-
-    # Few distinct tokens, so that repetitions and rules on ids have something to find.
-    tokens = draw(min(vocab_size, 8), batch_size, capacity)
-    start = draw(width - 1, batch_size)
-    prompt_length = torch.full((batch_size,), width)
-    slot = torch.arange(capacity)
-    moments = []
-    for step in range(steps):
-        length = prompt_length + step
-        real = (slot >= start[:, None]) & (slot < length[:, None])
-        view = TokenView(
-            tokens=torch.where(real, tokens, 0),
-            start=start,
-            length=length,
-            prompt_length=prompt_length,
-            num_new_tokens=length - prompt_length,
-            rng_key=random.split(random.key(seed), batch_size),
-            elapsed=torch.full((batch_size,), 0.1 * step),
-            logprob=-torch.rand(batch_size, generator=generator) * 5,
-            entropy=torch.rand(batch_size, generator=generator) * 3,
-            vocab_size=vocab_size,
-            max_new_tokens=steps,
-        )
-        logits = torch.randn(batch_size, vocab_size, generator=generator) * 3
-        forbidden = torch.rand(batch_size, vocab_size, generator=generator) < 0.1
-        moments.append(Moment(view, logits.masked_fill(forbidden, -torch.inf).to(dtype)))
-    return moments
 
 
 def _check_piece(

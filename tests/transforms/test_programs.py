@@ -7,7 +7,7 @@ import torch
 
 import purgen
 from purgen.testing import CompileCounter, toy_model
-from purgen.testing.pieces import example_history
+from purgen.testing.examples import example_history
 from tests.registry import GROUPED, ROWS, TRANSFORMS
 
 NAMES = [name for name in TRANSFORMS if name not in GROUPED and TRANSFORMS[name]]
