@@ -344,17 +344,17 @@ def categorical(key: Tensor, logits: Tensor) -> Tensor:
         raise ValueError(f"logits must be [..., V] with V > 0, got {_describe(logits)}")
     logits = tame(logits)  # among infinities the noise alone decides
     possible = logits >= logits.amax(-1, keepdim=True) - _GUMBEL_RANGE
-    # A glance at the number of candidates; on other devices than the CPU it would cost more.
-    can_look = is_concrete(key, possible) and logits.device.type == "cpu"
-    if can_look and 4 * int(possible.sum()) < possible.numel():
-        return _draw_among(key, logits, possible)
+    # A look at the candidates; on other devices than the CPU it would cost more than the noise.
+    if is_concrete(key, possible) and logits.device.type == "cpu":
+        place = possible.flatten().nonzero()[:, 0]  # ascending
+        if 4 * len(place) < possible.numel():
+            return _draw_among(key, logits, place)
     return torch.argmax(logits + _draw(key, shape, gumbel_of), -1)
 
 
-def _draw_among(key: Tensor, logits: Tensor, possible: Tensor) -> Tensor:
-    """Draw as `categorical` does, with noise for the `possible` tokens [..., V] alone."""
+def _draw_among(key: Tensor, logits: Tensor, place: Tensor) -> Tensor:
+    """Draw as `categorical` does, with noise for the tokens at `place` [n] of all logits alone."""
     keys, vocab_size = key.reshape(-1, 2), logits.shape[-1]
-    place = possible.flatten().nonzero()[:, 0]  # ascending
     block = logits.numel() // len(keys)
     noise = draw_at(keys[place // block], (place % block)[:, None], gumbel_of)[:, 0]
     scores = logits.flatten()[place] + noise

@@ -61,9 +61,9 @@ def top_p(
     def apply(tstate: Tensor, logits: Tensor, view: TokenView) -> tuple[Tensor, Tensor]:
         scores = forbid_nan(logits)
         ranked = tame(scores)
-        edge, size = _nucleus(ranked, tstate, min_tokens_to_keep)
+        edge, size, whole_ties = _nucleus(ranked, tstate, min_tokens_to_keep)
         keep = ranked >= edge
-        if not (is_concrete(keep) and bool((keep.sum(dim=-1, keepdim=True) <= size).all())):
+        if not (is_concrete(whole_ties) and bool(whole_ties.all())):
             tied = ranked == edge  # with the last, of which only the first few are in
             room = size - (keep & ~tied).sum(dim=-1, keepdim=True)
             keep = keep & (~tied | (tied.cumsum(dim=-1) <= room))
@@ -72,7 +72,9 @@ def top_p(
     return LogitsTransform(init, apply)
 
 
-def _nucleus(scores: Tensor, mass: Tensor, min_tokens_to_keep: int) -> tuple[Tensor, Tensor]:
+def _nucleus(
+    scores: Tensor, mass: Tensor, min_tokens_to_keep: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """Finds where the nucleus ends, looking at the best few tokens where these hold its mass.
 
     Args:
@@ -81,7 +83,8 @@ def _nucleus(scores: Tensor, mass: Tensor, min_tokens_to_keep: int) -> tuple[Ten
         min_tokens_to_keep: the least size of the nucleus.
 
     Returns:
-        Float [B, 1], the least logit in the nucleus; int64 [B, 1], how many tokens are in it.
+        Float [B, 1], the least logit in the nucleus; int64 [B, 1], how many tokens are in it; bool
+        [B, 1], whether it is clear that every token with that logit is.
     """
     vocab_size = scores.shape[-1]
     few = min(max(FEW, min_tokens_to_keep), vocab_size)
@@ -112,5 +115,8 @@ def _nucleus(scores: Tensor, mass: Tensor, min_tokens_to_keep: int) -> tuple[Ten
     )
     # At p = 1 everything stays, also the tail that rounding puts beyond a sum of 1.
     everything = (mass >= 1)[:, None]
-    edge = torch.where(everything, -torch.inf, found[:, :1])
-    return edge.to(scores.dtype), torch.where(everything, vocab_size, found[:, 1:]).long()
+    edge = torch.where(everything, -torch.inf, found[:, :1]).to(scores.dtype)
+    size = torch.where(everything, vocab_size, found[:, 1:]).long()
+    seen = (best[:, -1:] < edge) | (few == vocab_size)  # all that are tied with the last
+    whole_ties = seen & ((best >= edge).sum(dim=-1, keepdim=True) <= size)
+    return edge, size, whole_ties | everything

@@ -43,6 +43,28 @@ def test_top_p_stops_exactly_at_p():
         assert int((apply(purgen.top_p(p), logits) > -INF).sum()) == kept
 
 
+def test_top_p_takes_the_lower_ids_of_tied_tokens():
+    for size, p, kept in ((10, 0.5, 5), (1000, 0.5, 500), (1000, 0.1, 100), (1000, 0.7, 700)):
+        result = apply(purgen.top_p(p), torch.zeros(2, size))
+        assert (result > -INF).sum(dim=1).tolist() == [kept, kept]
+        assert (result[:, :kept] > -INF).all()
+    # Two levels: all 100 of the upper one hold 10 / 11 of the mass, 900 tied tokens the rest.
+    logits = torch.where(torch.arange(1000) < 900, 0.0, torch.tensor(90.0).log())[None]
+    result = apply(purgen.top_p(10 / 11 + 0.01), logits)
+    assert (result[0, 900:] > -INF).all()
+    assert (result[0] > -INF).nonzero()[:100, 0].tolist() == list(range(99)) + [900]
+
+
+def test_top_p_of_a_row_does_not_depend_on_how_much_its_neighbour_needs():
+    logits = torch.randn(40, 3000, generator=torch.Generator().manual_seed(3))
+    logits[::2] *= 6  # whose nucleus is small
+    whole = apply(purgen.top_p(0.9), logits)
+    for row in range(40):
+        assert torch.equal(apply(purgen.top_p(0.9), logits[row : row + 1])[0], whole[row])
+    sizes = (whole > -INF).sum(dim=1)
+    assert sizes[::2].max() < 256 < sizes[1::2].min()
+
+
 def test_top_p_of_one_keeps_the_tail():
     logits = torch.randn(2, 5000, generator=torch.Generator().manual_seed(0)) * 10
     assert torch.equal(apply(purgen.top_p(1.0), logits), logits)
