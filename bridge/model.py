@@ -170,6 +170,7 @@ def from_module(module: Any, *, tokenizer: Any, max_length: int | None) -> HFMod
         pad_token_id=next(iter((*pads, *eos)), 0),
         bos_token_id=next(iter(_ids(sources, "bos_token_id")), None),
         max_length=max_length,
+        slot_addressed=True,
         tokenizer=tokenizer,
         config=skeleton.module.config,
     )

@@ -9,6 +9,7 @@ from purgen.decoder import Decoder, GenerationOutput, StepInfo
 from purgen.logits import entropy, log_softmax
 from purgen.loop import generate, resume, stream
 from purgen.model import Model, ModelOutput
+from purgen.programs import keep_many_programs
 from purgen.prompt import Prompt
 from purgen.pytree import (
     pytree_dataclass,
@@ -68,3 +69,5 @@ __all__ = [
 __all__ += stop_rules.__all__
 __all__ += strategies.__all__
 __all__ += transforms.__all__
+
+keep_many_programs()

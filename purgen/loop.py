@@ -68,7 +68,13 @@ def generate(
     """
     step, recorders = _step_of(decoder, loop), resolve_record(record)
     state = _begin(decoder, params, prompt, rng_key, max_new_tokens, recorders)
-    return _complete(decoder, _drive(step, params, state, progress), state)
+    output = _complete(decoder, _drive(step, params, state, progress), state)
+    # The prompt as it was given, pads included: rows may be several for each prompt.
+    given = prompt.tokens.long().repeat_interleave(
+        len(output.sequences) // len(prompt.tokens), dim=0
+    )
+    sequences = torch.cat([given.to(output.sequences.device), output.new_tokens], dim=1)
+    return replace(output, sequences=sequences)
 
 
 def stream(
@@ -183,6 +189,12 @@ def _drive(
     step: Step, params: Any, state: GenerationState, progress: bool
 ) -> Iterator[tuple[GenerationState, StepInfo]]:
     room = (state.tokens.shape[1] - state.length) * ~state.stopped
+    full = (~state.stopped & (room < 1)).nonzero()[:, 0].tolist()
+    if full:
+        raise ValueError(
+            f"state: row {full[0]} runs on, and its {state.tokens.shape[1]} slots are full; begin with "
+            "a larger max_new_tokens"
+        )
     with tqdm(total=int(room.sum()), unit="token", disable=not progress) as bar:
         began, before = time.monotonic(), state.elapsed
         while not bool(state.stopped.all()):

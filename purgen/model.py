@@ -51,6 +51,9 @@ class Model:
         pad_token_id: int, the id written where there is no token.
         bos_token_id: int or None.
         max_length: int or None, the longest sequence that the model can read.
+        slot_addressed: bool, whether all that the cache keeps of a token is in the slot of that token
+            (attention), so that feeding it again changes nothing. Where it is not (a recurrent
+            state), the cache of a row that has stopped is kept by a copy in each step.
 
     Example:
         >>> import torch, purgen
@@ -86,6 +89,7 @@ class Model:
     pad_token_id: int = 0
     bos_token_id: int | None = None
     max_length: int | None = None
+    slot_addressed: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.eos_token_id, int):

@@ -68,6 +68,11 @@ class Prompt:
         for index, row in enumerate(rows):
             if not row:
                 raise ValueError(f"Prompt: sequence {index} is empty; a prompt needs a token")
+            wrong = [
+                token for token in row if not isinstance(token, int) or isinstance(token, bool)
+            ]
+            if wrong:
+                raise TypeError(f"Prompt: sequence {index} holds {wrong[0]!r}; token ids are ints")
         width = max(len(row) for row in rows)
         tokens = torch.full((len(rows), width), pad_token_id, dtype=torch.int64)
         mask = torch.zeros(len(rows), width, dtype=torch.bool)

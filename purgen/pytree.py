@@ -18,6 +18,8 @@ import torch
 import torch.utils._pytree as torch_pytree
 from torch import Tensor
 
+from purgen.concrete import is_concrete
+
 __all__ = [
     "pytree_dataclass",
     "repeat_rows",
@@ -166,6 +168,7 @@ def select_rows(tree: T, index: Tensor) -> T:
 
     Raises:
         TypeError: `index` is no tensor of integers or bools.
+        ValueError: it holds a row that is not there.
 
     Example:
         >>> import torch, purgen
@@ -180,7 +183,15 @@ def select_rows(tree: T, index: Tensor) -> T:
             "select_rows: index must be int64 [R] or bool [B], "
             f"not {index.dtype} of shape {list(index.shape)}"
         )
-    return _map(lambda leaf: leaf.index_select(0, index.to(leaf.device)), tree)
+
+    def take(leaf: Tensor) -> Tensor:
+        if is_concrete(index) and bool(((index < 0) | (index >= len(leaf))).any()):
+            raise ValueError(
+                f"select_rows: index holds {index.tolist()}; there are {len(leaf)} rows"
+            )
+        return leaf.index_select(0, index.to(leaf.device))
+
+    return _map(take, tree)
 
 
 def repeat_rows(tree: T, n: int) -> T:
@@ -234,6 +245,13 @@ def where_rows(mask: Tensor, a: T, b: T) -> T:
         )
 
     def choose(left: Tensor, right: Tensor) -> Tensor:
+        if left is right:
+            return left
+        if left.shape[:1] != mask.shape or left.shape != right.shape:
+            raise ValueError(
+                f"where_rows: mask has shape {list(mask.shape)}, leaves have {list(left.shape)} and "
+                f"{list(right.shape)}; all must have the same rows"
+            )
         return torch.where(mask.reshape(-1, *[1] * (left.ndim - 1)), left, right)
 
     return _map(choose, a, b)

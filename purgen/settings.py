@@ -57,6 +57,7 @@ def setting(
         kind = value.dtype if isinstance(value, Tensor) else f"{type(value).__name__} {value!r}"
         raise TypeError(f"{owner}: {name} must be {wanted} or a tensor of one a row, not {kind}")
     tensor = torch.as_tensor(value, dtype=torch.int64 if integer else torch.float32)
+    tensor = tensor.clone() if tensor is value else tensor  # the caller may change theirs
     if tensor.ndim > 1:
         raise ValueError(
             f"{owner}: {name} must be a number, a 0-d or a [B] tensor, not {list(tensor.shape)}"

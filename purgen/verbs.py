@@ -56,6 +56,8 @@ def begin(
         ValueError: a wrong value or shape; the message names it. All before any work is done.
     """
     _check_budget(max_new_tokens)
+    if not isinstance(model.pad_token_id, int):
+        raise ValueError(f"model: pad_token_id must be an int, not {model.pad_token_id!r}")
     tokens, start, offset = right_align(
         prompt, vocab_size=model.vocab_size, pad_token_id=model.pad_token_id
     )
@@ -87,10 +89,10 @@ def begin(
     state = replace(state, stop=stop.init(context))
     if width == 1 and not prompt.inputs:
         return state
-    mask = torch.arange(width, device=tokens.device) >= start[:, None]
-    output = model.prefill(
-        params, tokens[:, :-1], state.cache, mask=mask[:, :-1], inputs=prompt.inputs or None
-    )
+    mask = (torch.arange(width, device=tokens.device) >= start[:, None])[:, :-1]
+    # The pad id may be one that the model has no embedding for: under pads it gets token 0.
+    fed = torch.where(mask, tokens[:, :-1], 0)
+    output = model.prefill(params, fed, state.cache, mask=mask, inputs=prompt.inputs or None)
     cache = Cache(layers=output.cache.layers, cache_position=length - 1)
     return replace(state, cache=cache)
 
@@ -125,7 +127,10 @@ def feed(
         position_ids=slots - begins,
     )
     moved = torch.where(state.stopped, state.cache_position, position + num_tokens)
-    cache = Cache(layers=output.cache.layers, cache_position=moved)
+    layers = output.cache.layers
+    if not getattr(model, "slot_addressed", False):
+        layers = where_rows(~state.stopped, layers, state.cache.layers)
+    cache = Cache(layers=layers, cache_position=moved)
     return replace(state, cache=cache), output
 
 

@@ -148,6 +148,17 @@ def test_nan_that_spreads_to_neighbours_is_found():
         check_transform(transform_of(spreads_nan))
 
 
+def test_coupling_through_the_number_of_new_tokens_is_found():
+    with pytest.raises(AssertionError, match="^rows"):
+        check_transform(purgen.stateless(lambda logits, view: logits * view.num_new_tokens[0]))
+
+    def one_for_all(sstate, view):
+        return (view.num_new_tokens > 2).any().expand(len(view.start)), sstate
+
+    with pytest.raises(AssertionError, match="^rows"):
+        check_stop_rule(StopRule(lambda context: (), one_for_all))
+
+
 def test_broken_stop_rule_is_found():
     def in_batch(sstate, view):
         return (purgen.last_token(view) == 3).any().expand(len(view.start)), sstate

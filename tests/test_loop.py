@@ -227,6 +227,71 @@ def test_compiled_loop_gives_the_eager_tokens():
     torch.testing.assert_close(runs[0].record["logprob"], runs[1].record["logprob"])
 
 
+def test_many_programs_fit_in_one_process():
+    """More than the eight that torch keeps for a function by default."""
+    torch.compiler.reset()
+    programs = [
+        purgen.greedy(MODEL, transform=purgen.chain(*[purgen.temperature(2.0)] * n))
+        for n in range(10)
+    ]
+    for decoder in programs:
+        step = torch.compile(decoder.step, fullgraph=True, dynamic=False, backend="eager")
+        state = decoder.init(MODEL.params, PROMPT, max_new_tokens=2)
+        assert torch.equal(
+            step(MODEL.params, state)[0].tokens, decoder.step(MODEL.params, state)[0].tokens
+        )
+
+
+def test_full_state_that_runs_on_is_refused():
+    state = generate(greedy(MODEL), MODEL.params, PROMPT, max_new_tokens=2).state
+    awake = purgen.replace(state, stopped=torch.zeros_like(state.stopped))
+    with pytest.raises(ValueError, match="row 0 runs on, and its 7 slots are full"):
+        resume(greedy(MODEL), MODEL.params, awake)
+
+
+def test_sequences_begin_with_the_prompt_as_it_was_given():
+    prompt = purgen.Prompt(
+        tokens=torch.tensor([[9, 5, 6], [7, -100, -100]]), mask=torch.tensor([[0, 1, 1], [1, 0, 0]])
+    )
+    out = generate(greedy(MODEL), MODEL.params, prompt, max_new_tokens=3)
+    assert torch.equal(out.sequences[:, :3], prompt.tokens)
+    assert torch.equal(out.sequences[:, 3:], out.new_tokens)
+
+
+def test_recurrent_cache_of_a_stopped_row_is_kept():
+    def apply(
+        params, tokens, cache, *, cache_position=None, attention_mask=None, position_ids=None
+    ):
+        hidden, logits = cache.layers["h"], []
+        for place in range(tokens.shape[1]):
+            hidden = torch.tanh(1.3 * hidden.roll(1, dims=1) + params[tokens[:, place]])
+            logits.append(hidden * 5)
+        cache = purgen.Cache(layers={"h": hidden}, cache_position=cache_position)
+        return purgen.ModelOutput(logits=torch.stack(logits, dim=1), cache=cache)
+
+    params = torch.randn(16, 16, generator=torch.Generator().manual_seed(0))
+    model = purgen.Model(
+        params=params,
+        prefill=lambda params, tokens, cache, *, mask, inputs=None: apply(params, tokens, cache),
+        apply=apply,
+        init_cache=lambda rows, slots: purgen.Cache(
+            layers={"h": torch.zeros(rows, 16)}, cache_position=torch.zeros(rows, dtype=torch.int64)
+        ),
+        vocab_size=16,
+    )
+    prompt = purgen.Prompt(tokens=torch.tensor([[1, 2], [3, 4]]))
+    whole = generate(greedy(model), params, prompt, max_new_tokens=8)
+    early = greedy(model, stop=purgen.max_new_tokens(torch.tensor([2, 8])))
+    state = generate(early, params, prompt, max_new_tokens=8).state
+    awake = purgen.replace(
+        state,
+        stopped=torch.tensor([False, True]),
+        stop_reason=torch.tensor([0, 3]),
+        stop=greedy(model).init(params, prompt, max_new_tokens=8).stop,
+    )
+    assert torch.equal(resume(greedy(model), params, awake).sequences, whole.sequences)
+
+
 def test_progress_counts_tokens(capsys):
     out = generate(greedy(MODEL), MODEL.params, PROMPT, max_new_tokens=5, progress=True)
     assert f"{int(out.num_new_tokens.sum())}/15" in capsys.readouterr().err

@@ -108,6 +108,19 @@ def test_bad_arguments_are_refused(options, error, message):
         begin(prompt([[1, 2]]), **options)
 
 
+def test_pad_and_eos_ids_of_any_model_object():
+    given = prompt([[0, 4, 5], [6, 7, 8]], [[0, 1, 1], [1, 1, 1]])
+    far = purgen.replace(MODEL, pad_token_id=99)
+    out = purgen.generate(purgen.greedy(far), far.params, given, max_new_tokens=2)
+    plain = purgen.generate(purgen.greedy(MODEL), MODEL.params, given, max_new_tokens=2)
+    assert torch.equal(out.new_tokens, plain.new_tokens)
+    with pytest.raises(ValueError, match="pad_token_id must be an int, not None"):
+        begin(given, model=purgen.replace(MODEL, pad_token_id=None))
+    assert begin(given, model=purgen.replace(MODEL, eos_token_id=None)).stopped.sum() == 0
+    with pytest.raises(TypeError, match=r"sequence 0 holds 2.5"):
+        Prompt.from_lists([[1, 2.5]], pad_token_id=0)
+
+
 def test_prompt_longer_than_the_model_reads():
     short = purgen.replace(MODEL, max_length=6)
     begin(prompt([[1, 2, 3]]), model=short)

@@ -100,6 +100,8 @@ def test_select_rows_takes_every_leaf():
     assert picked.start.tolist() == [2, 0, 2]
     assert picked.cache.layers[0]["k"][:, 0].tolist() == [2.0, 0.0, 2.0]
     assert purgen.select_rows(state(), torch.tensor([True, False, True])).start.tolist() == [0, 2]
+    with pytest.raises(ValueError, match=r"index holds \[5\]; there are 3 rows"):
+        purgen.select_rows(state(), torch.tensor([5]))
     with pytest.raises(TypeError, match="index must be int64"):
         purgen.select_rows(state(), torch.tensor([0.5]))
 
@@ -115,6 +117,8 @@ def test_where_rows_picks_row_by_row():
     mixed = purgen.where_rows(torch.tensor([True, False, True]), a, b)
     assert mixed.tokens[:, 0].tolist() == [0, 11, 2]
     assert mixed.start.tolist() == [0, 11, 2]
+    with pytest.raises(ValueError, match=r"mask has shape \[2\], leaves have \[3, 5\]"):
+        purgen.where_rows(torch.tensor([True, False]), a, b)
     with pytest.raises(ValueError, match="mask must be bool"):
         purgen.where_rows(torch.tensor([1, 0, 1]), a, b)
     with pytest.raises(ValueError, match="mismatch"):

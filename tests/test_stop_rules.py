@@ -355,3 +355,14 @@ def test_bad_settings_are_refused_where_they_are_given(make, error, message):
 def test_settings_that_do_not_fit_are_refused_at_init(rule, message):
     with pytest.raises(ValueError, match=message):
         rule.init(example_view(vocab_size=VOCAB))
+
+
+def test_rules_asked_once_about_a_text_that_is_there():
+    """A view whose new tokens the rule never saw before gives what asking at each token gives."""
+    letters = [bytes([97 + index]) for index in range(16)]
+    rule = purgen.stop_strings(["bc"], vocabulary=letters)
+    for rows, expected in (([[5, 1, 2]], True), ([[5, 1, 2, 3]], False), ([[1, 5, 2]], False)):
+        view = purgen.testing.example_view(rows, vocab_size=16, num_new_tokens=len(rows[0]) - 1)
+        assert rule.check(rule.init(view), view)[0].tolist() == [expected]
+    view = purgen.testing.example_view([[5, 1, 2, 3]], num_new_tokens=2)
+    assert purgen.max_length(4).check(purgen.max_length(4).init(view), view)[0].tolist() == [True]

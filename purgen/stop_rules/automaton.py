@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from purgen.concrete import is_concrete
 from purgen.state import StopReason
 from purgen.stop_rules.base import StopRule
 from purgen.view import TokenView, last_token
@@ -127,16 +128,28 @@ def rule_of(automaton: TokenAutomaton) -> StopRule:
     def init(context: TokenView) -> dict[str, Tensor]:
         device = context.tokens.device
         tables[device] = on(device)
-        nothing = torch.zeros_like(context.length)
-        return {"node": nothing, "count": nothing.clone()}  # int64 [B] both
+        move = torch.zeros_like(context.length)
+        count = context.num_new_tokens
+        # A generation that is under way already has new tokens.
+        for place in range(int(count.max()) if is_concrete(count) else 0):
+            slot = (context.prompt_length + place).clamp(max=context.tokens.shape[1] - 1)
+            token = context.tokens.gather(1, slot[:, None])[:, 0]
+            move = torch.where(place < count, read(move // 2, token), move)
+        return {"node": move // 2, "count": count.clone(), "fires": move % 2 == 1}
+
+    def read(node: Tensor, token: Tensor) -> Tensor:
+        """Twice the next node [B], plus 1 where a string ends within the token."""
+        table = on(token.device)
+        return table.move[node, table.kind[token.clamp(0, len(table.kind) - 1)]].long()
 
     def check(sstate: dict[str, Tensor], view: TokenView) -> tuple[Tensor, dict[str, Tensor]]:
-        table = on(view.tokens.device)
         count = view.num_new_tokens
-        kind = table.kind[last_token(view).clamp(0, len(table.kind) - 1)]
         node = torch.where(count == sstate["count"] + 1, sstate["node"], 0)
-        move = torch.where(count > 0, table.move[node, kind].long(), 0)
-        return move % 2 == 1, {"node": move // 2, "count": count}
+        move = torch.where(count > 0, read(node, last_token(view)), 0)
+        known = count == sstate["count"]  # nothing new
+        fires = torch.where(known, sstate["fires"], move % 2 == 1)
+        node = torch.where(known, sstate["node"], move // 2)
+        return fires, {"node": node, "count": count.clone(), "fires": fires.clone()}
 
     return StopRule(init, check, code=StopReason.STOP_STRING)
 

@@ -39,7 +39,7 @@ def max_length(max_length: int | Tensor) -> StopRule:
 
     def init(context: TokenView) -> Tensor:
         limits = per_row("max_length", "max_length", limit, context)
-        count = context.length - context.start
+        count = context.prompt_length - context.start
         if is_concrete(limits, count) and bool((count >= limits).any()):
             row = int((count >= limits).nonzero()[0])
             raise ValueError(

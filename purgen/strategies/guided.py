@@ -72,6 +72,9 @@ def guided(
     strength = setting("guided", "scale", scale, low=-largest, high=largest)
     transform, stop = pieces_of(model, transform, stop)
     never = any_of()
+    if negative_prompt is not None and not isinstance(negative_prompt, Prompt):
+        kind = type(negative_prompt).__name__
+        raise TypeError(f"guided: negative_prompt must be a purgen.Prompt or None, not {kind}")
 
     def init(
         params: Any, prompt: Prompt, *, rng_key: Tensor | None = None, max_new_tokens: int

@@ -107,7 +107,7 @@ def pieces_of(
         )
     if stop is None:
         ids = model.eos_token_id
-        stop = eos(ids) if isinstance(ids, int) or len(ids) else any_of()
+        stop = eos(ids) if isinstance(ids, int) or ids else any_of()
     if not isinstance(stop, StopRule):
         raise TypeError(
             f"stop must be a purgen.StopRule, not {type(stop).__name__}; purgen.any_of joins several"

@@ -222,6 +222,7 @@ def toy_model(
         apply=apply,
         init_cache=init_cache,
         vocab_size=vocab_size,
+        slot_addressed=True,
         eos_token_id=eos_token_id if isinstance(eos_token_id, tuple) else (eos_token_id,),
     )
 

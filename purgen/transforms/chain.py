@@ -69,6 +69,9 @@ def named_chain(
         >>> purgen.testing.check_transform(warp)
     """
     members: dict[str, LogitsTransform] = {}
+    for pair in pairs:
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise TypeError(f"named_chain: an argument must be (name, transform), not {pair!r}")
     for name, transform in (*pairs, *transforms.items()):
         _check(f"named_chain: {name!r}", transform)
         if name in members:

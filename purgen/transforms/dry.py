@@ -138,7 +138,10 @@ def _match_lengths(view: TokenView, is_breaker: Any) -> Tensor:
 
 def _follow(tstate: dict[str, Any], view: TokenView, is_breaker: Any) -> Tensor:
     """Returns the match lengths after the newest token, from those before it."""
-    old, news = tstate["match"], (view.num_new_tokens - tstate["read"])[:, None]
+    news = (view.num_new_tokens - tstate["read"])[:, None]
+    # A view may have more slots than the one that the state began with: they hold no match.
+    old = tstate["match"]
+    old = torch.nn.functional.pad(old, (0, view.tokens.shape[1] - old.shape[1]))
     newest = recent_tokens(view, 1)
     slot = torch.arange(old.shape[1], device=old.device)
     equal = (view.tokens == newest) & (slot >= view.start[:, None])

@@ -110,14 +110,16 @@ def _of_sequences(sequences: Sequence[Any], ends: list[int]) -> LogitsTransform:
             raise ValueError(
                 f"{OWNER}: sequences has {len(roots)} lists, one a row, and the batch has {rows} rows"
             )
-        return _begin(context, roots.to(context.start.device).expand(rows).clone())
+        begin = _begin(context, roots.to(context.start.device).expand(rows).clone())
+        return _read_on(shared_by(rows, context.start.device), begin, context)
+
+    def shared_by(rows: int, device: torch.device) -> dict[str, Tensor]:
+        return {name: table.to(device).expand(rows, -1) for name, table in tables.items()}
 
     def apply(
         tstate: dict[str, Tensor], logits: Tensor, view: TokenView
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        device, rows = logits.device, len(logits)
-        shared = {name: table.to(device).expand(rows, -1) for name, table in tables.items()}
-        return _step(shared, tstate, logits, view)
+        return _step(shared_by(len(logits), logits.device), tstate, logits, view)
 
     return LogitsTransform(init, apply)
 
@@ -174,6 +176,18 @@ def _called_each_step(function: AllowedFunction, ends: list[int]) -> LogitsTrans
 
 def _begin(context: TokenView, root: Tensor) -> dict[str, Tensor]:
     return {"state": root, "read": torch.full_like(context.start, -1)}
+
+
+def _read_on(
+    tables: dict[str, Tensor], tstate: dict[str, Tensor], context: TokenView
+) -> dict[str, Tensor]:
+    """Reads the new tokens of a generation that is under way already, where there are any."""
+    state, count = tstate["state"], context.num_new_tokens
+    for place in range(int(count.max()) if is_concrete(count) else 0):
+        slot = (context.prompt_length + place).clamp(max=context.tokens.shape[1] - 1)
+        token = context.tokens.gather(1, slot[:, None])[:, 0]
+        state = torch.where(place < count, follow(tables, state, token), state)
+    return {"state": state, "read": torch.where(count > 0, count, tstate["read"])}
 
 
 def _step(

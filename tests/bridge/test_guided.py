@@ -106,6 +106,6 @@ def test_bad_arguments_are_refused():
     prompt = purgen.Prompt.from_lists([[1], [2], [3]], pad_token_id=0)
     with pytest.raises(ValueError, match="negative_prompt has 2 rows; the prompt has 3"):
         purgen.generate(decoder, model.params, prompt, max_new_tokens=2)
+    drawing = purgen.guided(model, scale=2.0, do_sample=True)
     with pytest.raises(ValueError, match="rng_key is None"):
-        drawing = purgen.guided(model, scale=2.0, do_sample=True)
         purgen.generate(drawing, model.params, prompt, max_new_tokens=2)

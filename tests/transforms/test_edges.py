@@ -52,7 +52,7 @@ def test_top_p_takes_the_lower_ids_of_tied_tokens():
     logits = torch.where(torch.arange(1000) < 900, 0.0, torch.tensor(90.0).log())[None]
     result = apply(purgen.top_p(10 / 11 + 0.01), logits)
     assert (result[0, 900:] > -INF).all()
-    assert (result[0] > -INF).nonzero()[:100, 0].tolist() == list(range(99)) + [900]
+    assert (result[0] > -INF).nonzero()[:100, 0].tolist() == [*range(99), 900]
 
 
 def test_top_p_of_a_row_does_not_depend_on_how_much_its_neighbour_needs():
@@ -186,6 +186,11 @@ def test_tokens_beyond_the_logits_are_passed_over():
             lambda: purgen.named_chain(("a", purgen.top_k(2)), a=purgen.top_k(3)),
             ValueError,
             "twice",
+        ),
+        (
+            lambda: purgen.named_chain({"a": purgen.top_k(2)}),
+            TypeError,
+            "must be .name, transform.",
         ),
         (lambda: purgen.stateless(3), TypeError, "fn must be a function"),
         (lambda: purgen.when(True, purgen.top_k(2)), TypeError, "condition must be a function"),

@@ -529,12 +529,24 @@ def test_thousands_of_sequences_take_little_memory():
     logits = torch.zeros(2, vocab)
     result, _ = transform.apply(transform.init(view), logits, view)
     assert set((result[0] == 0).nonzero()[:, 0].tolist()) == {ids[0] for ids in sequences}
-    tables = [
-        cell.cell_contents
-        for cell in transform.apply.__closure__
-        if isinstance(cell.cell_contents, dict)
-    ]
-    assert sum(table.numel() for table in tables[0].values()) < 10 * 3000 * 6
+    held = [cell.cell_contents for cell in transform.apply.__closure__]
+    held += [cell.cell_contents for item in held for cell in getattr(item, "__closure__", ()) or ()]
+    (tables,) = [item for item in held if isinstance(item, dict)]
+    assert sum(table.numel() for table in tables.values()) < 10 * 3000 * 6
+
+
+def test_prefix_of_a_generation_under_way_is_read_at_init():
+    transform = purgen.prefix_allowed_tokens([[1, 2, 3], [4]], eos_token_id=0)
+    for rows, new, allowed in (
+        ([[5, 1]], 1, {2}),
+        ([[5, 1, 2]], 2, {3}),
+        ([[5, 4]], 1, {0}),
+        ([[5, 7]], 1, set()),
+        ([[5, 1, 2, 3, 0]], 4, {0}),
+    ):
+        view = example_view(rows, vocab_size=8, num_new_tokens=new)
+        result, _ = transform.apply(transform.init(view), torch.zeros(1, 8), view)
+        assert set((result[0] == 0).nonzero()[:, 0].tolist()) == allowed
 
 
 def test_equal_states_are_merged():
