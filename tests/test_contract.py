@@ -103,7 +103,7 @@ def counts_columns(state, logits, view):
 
 
 def reads_a_number(state, logits, view):
-    return logits * (1 + int(view.num_new_tokens[0])), state
+    return logits * (1 + int((view.length > 0).all().long())), state
 
 
 def breaks_the_graph(state, logits, view):

@@ -107,12 +107,13 @@ def example_history(
 
     # Few distinct tokens, so that repetitions and rules on ids have something to find.
     tokens = draw(min(vocab_size, 8), batch_size, capacity)
-    start = draw(width - 1, batch_size)
-    prompt_length = torch.full((batch_size,), width)
+    start = draw(width - 3, batch_size)
+    # Rows that began apart: they differ in how many new tokens they have at a step.
+    prompt_length = width - torch.arange(batch_size) % 3
     slot = torch.arange(capacity)
     moments = []
     for step in range(steps):
-        length = prompt_length + step
+        length = torch.full((batch_size,), width + step)
         real = (slot >= start[:, None]) & (slot < length[:, None])
         view = TokenView(
             tokens=torch.where(real, tokens, 0),
@@ -125,7 +126,7 @@ def example_history(
             logprob=-torch.rand(batch_size, generator=generator) * 5,
             entropy=torch.rand(batch_size, generator=generator) * 3,
             vocab_size=vocab_size,
-            max_new_tokens=steps,
+            max_new_tokens=steps + 2,
         )
         logits = torch.randn(batch_size, vocab_size, generator=generator) * 3
         forbidden = torch.rand(batch_size, vocab_size, generator=generator) < 0.1
