@@ -24,6 +24,7 @@ from purgen import LogitsTransform
 from purgen.testing import example_view
 
 LENGTH = 1024  # tokens in each row's history
+ENCODER = torch.arange(64).repeat(32, 1) % 40  # encoder input of 32 rows
 
 PAIRS: dict[str, tuple[Callable[[], LogitsTransform], Callable[[], hf.LogitsProcessor]]] = {
     "temperature": (lambda: purgen.temperature(0.8), lambda: hf.TemperatureLogitsWarper(0.8)),
@@ -57,6 +58,69 @@ PAIRS: dict[str, tuple[Callable[[], LogitsTransform], Callable[[], hf.LogitsProc
     "suppress_tokens": (
         lambda: purgen.suppress_tokens([3, 4, 5]),
         lambda: hf.SuppressTokensLogitsProcessor([3, 4, 5]),
+    ),
+    "suppress_tokens_at_begin": (
+        lambda: purgen.suppress_tokens_at_begin([3, 4], begin_index=LENGTH),
+        lambda: hf.SuppressTokensAtBeginLogitsProcessor([3, 4], LENGTH),
+    ),
+    "encoder_repetition_penalty": (
+        lambda: purgen.encoder_repetition_penalty(1.2, encoder_input_ids=ENCODER),
+        lambda: hf.EncoderRepetitionPenaltyLogitsProcessor(1.2, ENCODER),
+    ),
+    "encoder_no_repeat_ngram": (
+        lambda: purgen.encoder_no_repeat_ngram(3, encoder_input_ids=ENCODER),
+        lambda: hf.EncoderNoRepeatNGramLogitsProcessor(3, ENCODER),
+    ),
+    "prefix_allowed_tokens": (
+        lambda: purgen.prefix_allowed_tokens([[5, 6], [7]], eos_token_id=2),
+        lambda: hf.PrefixConstrainedLogitsProcessor(lambda row, ids: [5, 7], 1),
+    ),
+    "min_length": (
+        lambda: purgen.min_length(2000, eos_token_id=2),
+        lambda: hf.MinLengthLogitsProcessor(2000, 2),
+    ),
+    "forced_bos": (
+        lambda: purgen.forced_bos(1),
+        lambda: hf.ForcedBOSTokenLogitsProcessor(1),
+    ),
+    "forced_eos": (
+        lambda: purgen.forced_eos(2, max_length=LENGTH + 1),
+        lambda: hf.ForcedEOSTokenLogitsProcessor(LENGTH + 1, 2),
+    ),
+    "exponential_decay_length_penalty": (
+        lambda: purgen.exponential_decay_length_penalty((10, 1.01), eos_token_id=2),
+        lambda: hf.ExponentialDecayLengthPenalty((10, 1.01), 2, LENGTH // 2),
+    ),
+    "log_normalize": (purgen.log_normalize, hf.LogitNormalization),
+    "remove_invalid": (purgen.remove_invalid, hf.InfNanRemoveLogitsProcessor),
+    "whisper_timestamps": (
+        lambda: purgen.whisper_timestamps(
+            40000, eos_token_id=2, begin_index=4, max_initial_timestamp_index=50
+        ),
+        lambda: hf.WhisperTimeStampLogitsProcessor(
+            transformers.GenerationConfig(
+                eos_token_id=2, no_timestamps_token_id=40000, max_initial_timestamp_index=50
+            ),
+            begin_index=4,
+        ),
+    ),
+    "alternating_codebooks": (
+        lambda: purgen.alternating_codebooks(10000, codebook_size=1024, input_start_len=1),
+        lambda: hf.AlternatingCodebooksLogitsProcessor(1, 10000, 1024),
+    ),
+    "bark_eos": (
+        lambda: purgen.bark_eos(2, min_eos_p=0.2),
+        lambda: hf.BarkEosPrioritizerLogitsProcessor(2, 0.2),
+    ),
+    "green_list_watermark": (
+        lambda: purgen.green_list_watermark(0.25, bias=2.0),
+        lambda: hf.WatermarkLogitsProcessor(49152, "cpu", bias=2.0),
+    ),
+    "synthid_watermark": (
+        lambda: purgen.synthid_watermark(5, keys=[654, 400, 836, 123]),
+        lambda: hf.SynthIDTextWatermarkLogitsProcessor(
+            5, [654, 400, 836, 123], 2**16, 0, 1024, "cpu"
+        ),
     ),
 }
 
