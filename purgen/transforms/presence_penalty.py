@@ -9,14 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import torch
 from torch import Tensor
 
-from purgen.logits import forbid_nan
-from purgen.settings import check_vocabulary, per_row, setting, token_ids
 from purgen.transforms.base import LogitsTransform
-from purgen.transforms.seen import change_logits, check_scope, in_scope, member_of
-from purgen.view import TokenView
+from purgen.transforms.subtracting import subtract_from_seen
 
 __all__ = ["presence_penalty"]
 
@@ -51,23 +47,6 @@ def presence_penalty(
         >>> transform.apply(transform.init(view), torch.full((1, 4), 4.0), view)[0]
         tensor([[4., 3., 3., 4.]])
     """
-    owner = "presence_penalty"
-    largest = torch.finfo(torch.float32).max
-    strength = setting(owner, "penalty", penalty, low=-largest, high=largest)
-    spared = token_ids(owner, "exempt", exempt, empty=True)
-    is_spared = member_of(spared)
-    check_scope(owner, scope)
-
-    def init(context: TokenView) -> Tensor:
-        check_vocabulary(owner, "exempt", spared, context)
-        return per_row(owner, "penalty", strength, context)
-
-    def apply(tstate: Tensor, logits: Tensor, view: TokenView) -> tuple[Tensor, Tensor]:
-        counts = in_scope(view, scope) & ~is_spared(view.tokens)
-
-        def penalised(old: Tensor, _: Tensor) -> Tensor:
-            return torch.where(old.isfinite(), old.float() - tstate[:, None], old)
-
-        return change_logits(forbid_nan(logits), view.tokens, counts, penalised), tstate
-
-    return LogitsTransform(init, apply)
+    return subtract_from_seen(
+        "presence_penalty", penalty, scope=scope, exempt=exempt, each_time=False
+    )
