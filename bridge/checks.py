@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from purgen.cache import Cache
 from purgen.concrete import is_concrete
-from purgen.state import Cache
 
 __all__ = ["check_apply", "check_params", "check_prefill"]
 

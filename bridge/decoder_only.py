@@ -22,8 +22,8 @@ from bridge.cache_layers import AttentionSpec, PrefillLayer, StepLayer
 from bridge.checks import check_apply, check_params, check_prefill
 from bridge.errors import Unsupported
 from bridge.skeleton import Skeleton
+from purgen.cache import Cache
 from purgen.model import ModelOutput
-from purgen.state import Cache
 
 __all__ = ["DecoderOnly", "decoder_only"]
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from bridge.decoder_only import decoder_only
 from bridge.errors import Unsupported
 from bridge.skeleton import Skeleton
+from purgen.cache import Cache
 from purgen.model import ModelOutput
-from purgen.state import Cache
 
 __all__ = ["FAMILIES", "Adapter", "Functions", "adapter_of"]
 

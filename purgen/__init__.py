@@ -5,6 +5,7 @@ pytree; a decoding strategy is a pair of pure functions over it, `init` and `ste
 """
 
 from purgen import random, stop_rules, strategies, testing, transforms
+from purgen.cache import Cache, CacheLayout
 from purgen.decoder import Decoder, GenerationOutput, StepInfo
 from purgen.logits import entropy, log_softmax
 from purgen.loop import generate, resume, stream
@@ -20,7 +21,7 @@ from purgen.pytree import (
     where_rows,
 )
 from purgen.record import Recorder, top_logprobs, top_tokens
-from purgen.state import Cache, GenerationState, StopReason
+from purgen.state import GenerationState, StopReason
 from purgen.stop_rules import *  # noqa: F403 (one line a piece, in the folder's own list)
 from purgen.strategies import *  # noqa: F403
 from purgen.transforms import *  # noqa: F403
@@ -30,6 +31,7 @@ from purgen.when import when
 
 __all__ = [
     "Cache",
+    "CacheLayout",
     "Decoder",
     "GenerationOutput",
     "GenerationState",

@@ -74,11 +74,17 @@ class Decoder:
 
     Attributes:
         init: `init(params, prompt, *, rng_key=None, max_new_tokens) -> GenerationState`; checks the
-            arguments, allocates, prefills.
+            arguments, allocates, prefills. One that also takes `cache_slots` (and hands it to
+            `begin`) lets a loop begin with a short cache and grow it.
         step: `step(params, state) -> (GenerationState, StepInfo)`; pure, traces as one graph.
         finish: `finish(state) -> GenerationOutput`.
+        lockstep: bool, whether a step gives each running row exactly one token, or ends it, and feeds
+            each cache once. A loop may then write the caches in place, all rows at one slot.
+        tokens_per_step: int, the most tokens that a row feeds or gains in a step.
     """
 
     init: Callable[..., GenerationState]
     step: Callable[[Any, GenerationState], tuple[GenerationState, StepInfo]]
     finish: Callable[[GenerationState], GenerationOutput]
+    lockstep: bool = False
+    tokens_per_step: int = 1

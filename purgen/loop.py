@@ -188,12 +188,12 @@ def _begin(
 def _drive(
     step: Step, params: Any, state: GenerationState, progress: bool
 ) -> Iterator[tuple[GenerationState, StepInfo]]:
-    room = (state.tokens.shape[1] - state.length) * ~state.stopped
+    room = (state.limit - state.length) * ~state.stopped
     full = (~state.stopped & (room < 1)).nonzero()[:, 0].tolist()
     if full:
         raise ValueError(
-            f"state: row {full[0]} runs on, and its {state.tokens.shape[1]} slots are full; begin with "
-            "a larger max_new_tokens"
+            f"state: row {full[0]} runs on, and its {int(state.limit[full[0]])} slots are full; begin "
+            "with a larger max_new_tokens"
         )
     with tqdm(total=int(room.sum()), unit="token", disable=not progress) as bar:
         began, before = time.monotonic(), state.elapsed

@@ -12,8 +12,8 @@ from typing import Any
 
 from torch import Tensor
 
+from purgen.cache import Cache
 from purgen.pytree import pytree_dataclass
-from purgen.state import Cache
 
 __all__ = ["Model", "ModelOutput"]
 
@@ -54,6 +54,8 @@ class Model:
         slot_addressed: bool, whether all that the cache keeps of a token is in the slot of that token
             (attention), so that feeding it again changes nothing. Where it is not (a recurrent
             state), the cache of a row that has stopped is kept by a copy in each step.
+        shared_position: bool, whether `apply` also takes a 0-d `cache_position`: one slot for all rows,
+            which is cheaper to write to.
 
     Example:
         >>> import torch, purgen
@@ -90,6 +92,7 @@ class Model:
     bos_token_id: int | None = None
     max_length: int | None = None
     slot_addressed: bool = False
+    shared_position: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.eos_token_id, int):

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from purgen.cache import Cache
 from purgen.pytree import pytree_dataclass, static_field
 
-__all__ = ["Cache", "GenerationState", "StopReason"]
+__all__ = ["GenerationState", "StopReason"]
 
 
 class StopReason(enum.IntEnum):
@@ -39,21 +40,6 @@ class StopReason(enum.IntEnum):
 
 
 @pytree_dataclass
-class Cache:
-    """What a model remembers of the tokens it was fed.
-
-    Attributes:
-        layers: any pytree of tensors with rows first; its form belongs to the model.
-        cache_position: int64 [B], how many slots of each row the cache holds. The next token of a
-            row goes to this slot; what lies at or beyond it is not defined and never attended to.
-            Lowering it rewinds the cache where `layers` are addressed by slot (attention).
-    """
-
-    layers: Any  # pytree, leaves [B, …]
-    cache_position: Tensor  # int64 [B]
-
-
-@pytree_dataclass
 class GenerationState:
     """A generation between two steps. Frozen; every leaf has the rows as its first axis.
 
@@ -77,9 +63,13 @@ class GenerationState:
             step. No step reads a clock.
         prompt_offset: int64 [B], first real column in the prompt as it was given, so that the output
             can show the prompt so; left out, it is `start`.
+        limit: int64 [B], one past the last slot that a row may fill; left out, T. A loop may widen
+            `tokens` beyond it, so that budgets share a program.
         pad_token_id: int (static), the pad id.
         keyed: bool (static), whether the caller gave a random key.
         record: tuple (static), what each step computes for the record (see `purgen.generate`).
+        lockstep: bool (static), whether all running rows are at one slot. A loop that has looked says
+            so around each step (see `Decoder.lockstep`); elsewhere it is False.
     """
 
     tokens: Tensor  # int64 [B, T]
@@ -95,15 +85,20 @@ class GenerationState:
     extra: Any = ()  # leaves [B, …]
     elapsed: Tensor = None  # type: ignore[assignment]  # float32 [B]
     prompt_offset: Tensor = None  # type: ignore[assignment]  # int64 [B]
+    limit: Tensor = None  # type: ignore[assignment]  # int64 [B]
     pad_token_id: int = static_field(default=0)
     keyed: bool = static_field(default=True)
     record: tuple[Any, ...] = static_field(default=())
+    lockstep: bool = static_field(default=False)
 
     def __post_init__(self) -> None:
         if self.elapsed is None:
             object.__setattr__(self, "elapsed", torch.zeros_like(self.start, dtype=torch.float32))
         if self.prompt_offset is None:
             object.__setattr__(self, "prompt_offset", self.start.clone())
+        if self.limit is None:
+            limit = torch.full_like(self.start, self.tokens.shape[1])
+            object.__setattr__(self, "limit", limit)
 
     @property
     def cache_position(self) -> Tensor:

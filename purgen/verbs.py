@@ -13,12 +13,14 @@ import torch
 from torch import Tensor
 
 from purgen import random
+from purgen.cache import Cache
 from purgen.decoder import GenerationOutput, StepInfo
+from purgen.donation import donating
 from purgen.logits import entropy_of, forbid_nan, is_dead, log_softmax
 from purgen.model import Model, ModelOutput
 from purgen.prompt import Prompt, right_align
 from purgen.pytree import replace, where_rows
-from purgen.state import Cache, GenerationState, StopReason
+from purgen.state import GenerationState, StopReason
 from purgen.stop_rules.base import StopRule, reason_of
 from purgen.transforms import LogitsTransform
 from purgen.view import NO_KEY, view_of
@@ -35,6 +37,7 @@ def begin(
     max_new_tokens: int,
     transform: LogitsTransform | None = None,
     stop: StopRule,
+    cache_slots: int | None = None,
 ) -> GenerationState:
     """Checks what the caller gave, allocates, and prefills all but the last prompt token.
 
@@ -47,6 +50,8 @@ def begin(
         max_new_tokens: the budget, at least 1: the capacity of the state.
         transform: the logits transform whose state begins here, if any.
         stop: the stop rule whose state begins here.
+        cache_slots: how many slots the cache begins with, where whoever asks will grow it in time
+            (`purgen.CacheLayout.resized`); None: as many as the budget can fill.
 
     Returns:
         The state before the first step.
@@ -75,7 +80,7 @@ def begin(
         start=start,
         length=length,
         prompt_length=length.clone(),
-        cache=model.init_cache(batch_size, width + max_new_tokens),
+        cache=_empty_cache(model, batch_size, width, width + max_new_tokens, cache_slots),
         stopped=torch.zeros_like(start, dtype=torch.bool),
         stop_reason=torch.zeros_like(start),
         rng_key=_row_keys(rng_key, batch_size, tokens.device),
@@ -92,46 +97,64 @@ def begin(
     mask = (torch.arange(width, device=tokens.device) >= start[:, None])[:, :-1]
     # The pad id may be one that the model has no embedding for: under pads it gets token 0.
     fed = torch.where(mask, tokens[:, :-1], 0)
-    output = model.prefill(params, fed, state.cache, mask=mask, inputs=prompt.inputs or None)
-    cache = Cache(layers=output.cache.layers, cache_position=length - 1)
-    return replace(state, cache=cache)
+    with donating(state.cache.layers):
+        output = model.prefill(params, fed, state.cache, mask=mask, inputs=prompt.inputs or None)
+    return replace(state, cache=replace(output.cache, cache_position=length - 1))
 
 
 def feed(
-    model: Model, params: Any, state: GenerationState, *, num_tokens: int = 1
+    model: Model,
+    params: Any,
+    state: GenerationState,
+    *,
+    num_tokens: int = 1,
+    lockstep: bool | None = None,
 ) -> tuple[GenerationState, ModelOutput]:
     """Runs the model on what is not yet in the cache.
 
-    A row that has stopped is fed its last token again, in place, and does not move.
+    A row that has stopped is fed its last token again, and does not move.
 
     Args:
         model: the model.
         params: its parameters.
         state: the generation.
         num_tokens: q, how many tokens of each row are not in the cache; 1 between two steps.
+        lockstep: whether all running rows are at one slot; None: what the state says.
 
     Returns:
         `(state, output)`: the state with these tokens in its cache, and the model's output, with
         `logits` [B, q, V] (those of the next token are `output.logits[:, -1]`).
     """
-    position = torch.where(state.stopped, state.length - num_tokens, state.cache_position)
-    slots = position[:, None] + torch.arange(num_tokens, device=position.device)
-    slot = torch.arange(state.tokens.shape[1], device=position.device)
-    begins, ends = state.start[:, None], (position + num_tokens)[:, None]
+    lockstep = state.lockstep if lockstep is None else lockstep
+    position: Tensor
+    if lockstep and getattr(model, "shared_position", False):
+        # A row that has stopped writes beyond its length, where nothing means anything.
+        position = state.length.amax() - num_tokens  # []
+        shared = position.expand_as(state.length)
+    else:
+        position = shared = torch.where(
+            state.stopped, state.length - num_tokens, state.cache_position
+        )
+    slots = shared[:, None] + torch.arange(num_tokens, device=position.device)
+    begins, ends = state.start[:, None], (shared + num_tokens)[:, None]
+    layout = state.cache.layout
+    capacity = state.tokens.shape[1] if layout is None else layout.capacity(state.cache)
+    slot = torch.arange(capacity, device=position.device)
     output = model.apply(
         params,
-        state.tokens.gather(1, slots),
+        state.tokens.gather(1, torch.minimum(slots, (state.length - 1)[:, None])),
         state.cache,
         cache_position=position,
         attention_mask=(slot >= begins) & (slot < ends),
         position_ids=slots - begins,
     )
-    moved = torch.where(state.stopped, state.cache_position, position + num_tokens)
-    layers = output.cache.layers
-    if not getattr(model, "slot_addressed", False):
-        layers = where_rows(~state.stopped, layers, state.cache.layers)
-    cache = Cache(layers=layers, cache_position=moved)
-    return replace(state, cache=cache), output
+    cache, running = output.cache, ~state.stopped
+    if layout is not None:
+        cache = layout.kept(running, cache, state.cache)
+    elif not getattr(model, "slot_addressed", False):
+        cache = replace(cache, layers=where_rows(running, cache.layers, state.cache.layers))
+    moved = torch.where(running, shared + num_tokens, state.cache_position)
+    return replace(state, cache=replace(cache, cache_position=moved)), output
 
 
 def append(
@@ -166,7 +189,7 @@ def append(
     view = view_of(written, logprob=info.logprob, entropy=info.entropy)
     fires, rule_state = stop.check(state.stop, view)
     reason = torch.where(fires, reason_of(stop, rule_state, fires), 0)
-    full = written.length >= written.tokens.shape[1]
+    full = written.length >= written.limit
     reason = torch.where(full & (reason == 0), int(StopReason.MAX_NEW_TOKENS), reason)
     reason = torch.where(dead, int(StopReason.NO_TOKEN), reason)
     reason = torch.where(running, reason, state.stop_reason)
@@ -290,6 +313,17 @@ def _check_budget(max_new_tokens: int) -> None:
         )
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens must be at least 1, not {max_new_tokens}")
+
+
+def _empty_cache(
+    model: Model, batch_size: int, width: int, total: int, cache_slots: int | None
+) -> Cache:
+    """Returns a cache of `total` slots, or of fewer if it is to be grown and can be."""
+    if cache_slots is not None and max(cache_slots, width) < total:
+        cache = model.init_cache(batch_size, max(cache_slots, width))
+        if cache.layout is not None:
+            return cache
+    return model.init_cache(batch_size, total)
 
 
 def _row_keys(rng_key: Tensor | None, batch_size: int, device: torch.device) -> Tensor:

@@ -77,7 +77,12 @@ def guided(
         raise TypeError(f"guided: negative_prompt must be a purgen.Prompt or None, not {kind}")
 
     def init(
-        params: Any, prompt: Prompt, *, rng_key: Tensor | None = None, max_new_tokens: int
+        params: Any,
+        prompt: Prompt,
+        *,
+        rng_key: Tensor | None = None,
+        max_new_tokens: int,
+        cache_slots: int | None = None,
     ) -> GenerationState:
         if do_sample:
             require_key(rng_key)
@@ -89,16 +94,24 @@ def guided(
             max_new_tokens=max_new_tokens,
             transform=transform,
             stop=stop,
+            cache_slots=cache_slots,
         )
         weight = per_row("guided", "scale", strength, view_of(state))
         other = _rows_of(negative_prompt, state)
-        negative = begin(model, params, other, max_new_tokens=max_new_tokens, stop=never)
+        negative = begin(
+            model,
+            params,
+            other,
+            max_new_tokens=max_new_tokens,
+            stop=never,
+            cache_slots=cache_slots,
+        )
         return replace(state, extra={"scale": weight, "negative": negative})
 
     def step(params: Any, state: GenerationState) -> tuple[GenerationState, StepInfo]:
         weight, negative = state.extra["scale"], state.extra["negative"]
         state, output = feed(model, params, state)
-        negative, other = feed(model, params, negative)
+        negative, other = feed(model, params, negative, lockstep=state.lockstep)
         model_logits = output.logits[:, -1]
         mixed = _guide(model_logits, other.logits[:, -1], weight[:, None])
         state, logits = warp(state, mixed, transform)
@@ -111,7 +124,7 @@ def guided(
         negative = replace(negative, stopped=after.stopped.clone())  # no two leaves share memory
         return replace(after, extra={"scale": weight, "negative": negative}), info
 
-    return Decoder(init, step, finish)
+    return Decoder(init, step, finish, lockstep=True)
 
 
 def _guide(logits: Tensor, other: Tensor, scale: Tensor) -> Tensor:

@@ -58,7 +58,12 @@ def token_strategy(
     transform, stop = pieces_of(model, transform, stop)
 
     def init(
-        params: Any, prompt: Prompt, *, rng_key: Tensor | None = None, max_new_tokens: int
+        params: Any,
+        prompt: Prompt,
+        *,
+        rng_key: Tensor | None = None,
+        max_new_tokens: int,
+        cache_slots: int | None = None,
     ) -> GenerationState:
         if needs_key:
             require_key(rng_key)
@@ -70,6 +75,7 @@ def token_strategy(
             max_new_tokens=max_new_tokens,
             transform=transform,
             stop=stop,
+            cache_slots=cache_slots,
         )
 
     def step(params: Any, state: GenerationState) -> tuple[GenerationState, StepInfo]:
@@ -79,7 +85,7 @@ def token_strategy(
         token = choose(logits, state)
         return append(state, token, logits, stop=stop, model_logits=model_logits)
 
-    return Decoder(init, step, finish)
+    return Decoder(init, step, finish, lockstep=True)
 
 
 def pieces_of(

@@ -10,11 +10,12 @@ import torch.utils._pytree as torch_pytree
 from torch import Tensor
 
 from purgen import random
+from purgen.cache import Cache
 from purgen.decoder import Decoder, GenerationOutput
 from purgen.loop import generate, resume
 from purgen.prompt import Prompt
 from purgen.pytree import select_rows, where_rows
-from purgen.state import Cache, GenerationState
+from purgen.state import GenerationState
 from purgen.testing.laws import (
     CompileCounter,
     check_rows_first,

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from purgen import random
+from purgen.cache import Cache
 from purgen.model import Model, ModelOutput
 from purgen.pytree import pytree_dataclass
-from purgen.state import Cache
 from purgen.view import TokenView
 
 __all__ = ["Moment", "example_history", "example_view", "toy_model"]
