@@ -265,7 +265,11 @@ def _map(function: Callable[..., Any], *trees: Any) -> Any:
 
 
 def _repr(self: Any) -> str:
-    fields = [f"{f.name}={_describe(getattr(self, f.name))}" for f in dataclasses.fields(self)]
+    fields = [
+        f"{field.name}={_describe(getattr(self, field.name))}"
+        for field in dataclasses.fields(self)
+        if not (field.metadata.get("static") and getattr(self, field.name) is None)
+    ]
     return f"{type(self).__name__}({', '.join(fields)})"
 
 
