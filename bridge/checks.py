@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from purgen.cache import Cache
 from purgen.concrete import is_concrete
@@ -68,7 +69,7 @@ def check_apply(
         params: dict of tensors.
         tokens: what should be int64 [B, q], ids in `[0, ids)`.
         cache: what should be a cache of B rows.
-        cache_position: what should be int64 [B], with room for q slots.
+        cache_position: what should be int64 [B] or 0-d, with room for q slots.
         attention_mask: what should be None, or bool or integers 0 and 1 [B, up to T].
         position_ids: what should be None or int64 [B, q].
         reference: the name of the parameter whose dtype and device the cache should have.
@@ -80,7 +81,8 @@ def check_apply(
     _check_tokens("apply", params, tokens, cache, reference)
     rows, width = tokens.shape
     capacity = cache.layers["valid"].shape[1]
-    _check_int64("apply", "cache_position", cache_position, "[B]", (rows,), tokens.device)
+    shape, form = ((), "[]") if _is_shared(cache_position) else ((rows,), "[B]")
+    _check_int64("apply", "cache_position", cache_position, form, shape, tokens.device)
     if position_ids is not None:
         _check_int64("apply", "position_ids", position_ids, "[B, q]", (rows, width), tokens.device)
     if attention_mask is not None:
@@ -99,10 +101,10 @@ def check_apply(
     if is_concrete(cache_position):
         outside = (cache_position < 0) | (cache_position + width > capacity)
         if outside.any():
-            row = int(outside.nonzero()[0, 0])
+            row = int(outside.reshape(-1).nonzero()[0, 0])
             raise ValueError(
-                f"apply: cache_position of row {row} is {int(cache_position[row])}: with {width} "
-                f"token(s) it leaves the cache, which has the slots 0 to {capacity - 1}"
+                f"apply: cache_position of row {row} is {int(cache_position.reshape(-1)[row])}: with "
+                f"{width} token(s) it leaves the cache, which has the slots 0 to {capacity - 1}"
             )
 
 
@@ -139,7 +141,7 @@ def _check_tokens(call: str, params: Any, tokens: Any, cache: Any, reference: st
     if tokens.shape[0] != rows:
         raise ValueError(f"{call}: tokens have {tokens.shape[0]} rows, cache has {rows}")
     expected = params[reference]
-    buffer = cache.layers["layers"][0]["k"]
+    buffer = next(leaf for leaf in tree_leaves(cache.layers) if leaf.is_floating_point())
     if buffer.dtype != expected.dtype:
         raise ValueError(
             f"{call}: cache is {buffer.dtype}, params are {expected.dtype}; "
@@ -157,6 +159,10 @@ def _check_int64(
         raise ValueError(f"{call}: {name} must be int64 {form} = {list(shape)}, not {_kind(value)}")
     if value.device != device:
         raise ValueError(f"{call}: {name} lies on {value.device}, tokens on {device}")
+
+
+def _is_shared(position: Any) -> bool:
+    return isinstance(position, Tensor) and position.ndim == 0
 
 
 def _check_mask(call: str, name: str, mask: Tensor) -> None:

@@ -1,10 +1,4 @@
-"""Decoder-only attention models as pure functions of parameters, tokens and cache.
-
-The cache is `{"valid": bool [B, T], "layers": [{"k": [B, H, T, D], "v": [B, H, T, D]}, …]}`: slot
-`t` of a row is index `t` of every buffer, in windowed layers too, so any row may be anywhere and
-lowering `cache_position` rewinds. `valid` says which slots hold real tokens, so that a call without
-a mask knows the pads.
-"""
+"""Decoder-only models as pure functions of parameters, tokens and cache."""
 
 from __future__ import annotations
 
@@ -18,9 +12,9 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from bridge import masks
-from bridge.cache_layers import AttentionSpec, PrefillLayer, StepLayer
 from bridge.checks import check_apply, check_params, check_prefill
 from bridge.errors import Unsupported
+from bridge.layers import AttentionSpec, Call, Layout
 from bridge.skeleton import Skeleton
 from purgen.cache import Cache
 from purgen.model import ModelOutput
@@ -50,10 +44,16 @@ def decoder_only(skeleton: Skeleton, params: dict[str, Tensor]) -> DecoderOnly:
     cache = DynamicCache(config=config)
     with torch.no_grad():
         skeleton(params, tokens, position_ids=torch.arange(2, device=device)[None], cache=cache)
+    window = getattr(config, "sliding_window", None)
+    names = config.layer_types if keyed else [next(iter(kinds))] * len(cache.layers)
+    specs = tuple(
+        _spec(layer, kind, window, config.model_type)
+        for layer, kind in zip(cache.layers, names, strict=True)
+    )
     return DecoderOnly(
         skeleton=skeleton,
         names=frozenset(params),
-        specs=tuple(_spec(layer, config.model_type) for layer in cache.layers),
+        layout=Layout(specs=specs, device=device),
         kinds=kinds,
         keyed=keyed,
     )
@@ -66,41 +66,20 @@ class DecoderOnly:
     Attributes:
         skeleton: the forward.
         names: names of all parameters.
-        specs: what each layer keeps.
-        kinds: dict from the kind of attention (`masks.MASKS`) to its window or None.
+        layout: what its caches look like.
+        kinds: dict from the kind of mask (`masks.MASKS`) to its reach or None.
         keyed: whether the forward wants one mask a kind, rather than one for all layers.
     """
 
     skeleton: Skeleton
     names: frozenset[str]
-    specs: tuple[AttentionSpec, ...]
+    layout: Layout
     kinds: dict[str, int | None]
     keyed: bool
 
     def init_cache(self, batch_size: int, max_length: int) -> Cache:
-        """Returns an empty cache.
-
-        Args:
-            batch_size: B, at least 1.
-            max_length: T, slots of a row, at least 1.
-
-        Returns:
-            A `purgen.Cache` whose `layers` are described at the top of this file.
-
-        Raises:
-            ValueError: either is below 1.
-        """
-        for name, value in (("batch_size", batch_size), ("max_length", max_length)):
-            if value < 1:
-                raise ValueError(f"init_cache: {name} must be at least 1, not {value}")
-        device = self.specs[0].device
-        return Cache(
-            layers={
-                "valid": torch.zeros(batch_size, max_length, dtype=torch.bool, device=device),
-                "layers": [spec.empty(batch_size, max_length) for spec in self.specs],
-            },
-            cache_position=torch.zeros(batch_size, dtype=torch.int64, device=device),
-        )
+        """Returns an empty cache of `max_length` slots a row (`Layout.empty`)."""
+        return self.layout.empty(batch_size, max_length)
 
     def prefill(
         self, params: Any, tokens: Tensor, cache: Cache, *, mask: Tensor, inputs: Any = None
@@ -126,23 +105,14 @@ class DecoderOnly:
         if not torch.compiler.is_compiling():
             check_params(params, self.names)
             check_prefill(params, tokens, cache, mask, **self._expected)
-        capacity = cache.layers["valid"].shape[1]
-        width = tokens.shape[1]
-        slots = torch.arange(width, device=tokens.device).expand_as(tokens)
-        filled = _to_bool(mask, width)
-        layers = [
-            PrefillLayer(entry, 0, spec.is_sliding)
-            for entry, spec in zip(cache.layers["layers"], self.specs, strict=True)
-        ]
-        return self._run(
-            params,
-            tokens,
-            layers,
-            masks.build(self.kinds, filled, slots, layers[0].keys.dtype),
-            masks.rank_at(filled, slots),
-            valid=_to_bool(filled, capacity),
-            cache_position=cache.cache_position + width,
+        slots = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+        call = Call(
+            position=torch.zeros_like(cache.cache_position),
+            slots=slots,
+            valid=_to_bool(mask, self.layout.capacity(cache)),
+            first=True,
         )
+        return self._run(params, tokens, cache, call, masks.rank_at(call.valid, slots))
 
     def apply(
         self,
@@ -160,7 +130,8 @@ class DecoderOnly:
             params: dict of tensors, like `model.params`.
             tokens: int64 [B, q].
             cache: the cache; it is not changed.
-            cache_position: int64 [B], the slot of the first token; left out, the cache's own.
+            cache_position: int64 [B], the slot of the first token, or 0-d, one for all rows; left
+                out, the cache's own.
             attention_mask: bool (or integers 0 and 1) [B, up to T], True at slots that hold real
                 tokens, these among them; left out, what the cache knows, and these are real.
             position_ids: int64 [B, q]; left out, the number of real tokens before each.
@@ -178,54 +149,57 @@ class DecoderOnly:
             check_apply(
                 params, tokens, cache, position, attention_mask, position_ids, **self._expected
             )
-        capacity = cache.layers["valid"].shape[1]
-        width = tokens.shape[1]
+        capacity, width = self.layout.capacity(cache), tokens.shape[1]
         given = None if attention_mask is None else _to_bool(attention_mask, capacity)
-        valid = masks.real_slots(cache.layers["valid"], position, width, given)
-        slots = position[:, None] + torch.arange(width, device=tokens.device)
-        layers = [
-            StepLayer(entry, position, spec.is_sliding)
-            for entry, spec in zip(cache.layers["layers"], self.specs, strict=True)
-        ]
-        return self._run(
-            params,
-            tokens,
-            layers,
-            masks.build(self.kinds, valid, slots, layers[0].keys.dtype),
-            masks.rank_at(valid, slots) if position_ids is None else position_ids,
-            valid=valid,
-            cache_position=position + width,
+        slots = position[..., None] + torch.arange(width, device=tokens.device)
+        call = Call(
+            position=position,
+            slots=slots.expand_as(tokens),
+            valid=masks.real_slots(cache.layers["valid"], position, width, given),
+            first=False,
         )
+        if position_ids is None:
+            position_ids = masks.rank_at(call.valid, call.slots)
+        return self._run(params, tokens, cache, call, position_ids)
 
     @property
     def _expected(self) -> dict[str, Any]:
         return {"reference": self.skeleton.embedding, "ids": self.skeleton.num_ids}
 
     def _run(
-        self,
-        params: Any,
-        tokens: Tensor,
-        layers: list[Any],
-        mask_of: dict[str, Tensor],
-        position_ids: Tensor,
-        *,
-        valid: Tensor,
-        cache_position: Tensor,
+        self, params: Any, tokens: Tensor, cache: Cache, call: Call, position_ids: Tensor
     ) -> ModelOutput:
         """Runs the forward and reads the new cache out of the layers."""
+        entries, specs = cache.layers["layers"], self.layout.specs
+        layers = [spec.layer(entry, call) for spec, entry in zip(specs, entries, strict=True)]
         output = self.skeleton(
             params,
             tokens,
             position_ids=position_ids,
-            attention_mask=mask_of if self.keyed else next(iter(mask_of.values())),
+            attention_mask=self._masks(params, entries, call),
             cache=HFCache(layers=layers),
         )
-        entries = [layer.entry() for layer in layers]
         return ModelOutput(
             logits=output.logits.contiguous(),
-            cache=Cache(layers={"valid": valid, "layers": entries}, cache_position=cache_position),
+            cache=Cache(
+                layers={"valid": call.valid, "layers": [layer.entry() for layer in layers]},
+                cache_position=(call.slots[:, -1] + 1).contiguous(),
+                layout=self.layout,
+            ),
             hidden_states=output.hidden_states[-1].contiguous(),
         )
+
+    def _masks(self, params: Any, entries: list[Any], call: Call) -> Any:
+        """Returns the mask of each kind of layer, or the only one."""
+        dtype = params[self.skeleton.embedding].dtype
+        mask_of = {}
+        for spec, entry in zip(self.layout.specs, entries, strict=True):
+            if spec.kind not in mask_of:
+                allowed = masks.MASKS[spec.kind](
+                    call, spec.keys(entry, call), self.kinds[spec.kind]
+                )
+                mask_of[spec.kind] = masks.additive(allowed, dtype)
+        return mask_of if self.keyed else next(iter(mask_of.values()))
 
 
 def _to_bool(mask: Tensor, width: int) -> Tensor:
@@ -234,7 +208,7 @@ def _to_bool(mask: Tensor, width: int) -> Tensor:
 
 
 def _kinds(config: Any) -> tuple[dict[str, int | None], bool]:
-    """Returns the kinds of attention with their windows, and whether masks are keyed by kind."""
+    """Returns the kinds of attention with their reach, and whether masks are keyed by kind."""
     window = getattr(config, "sliding_window", None)
     layer_types = getattr(config, "layer_types", None)
     if layer_types is None:
@@ -246,11 +220,11 @@ def _kinds(config: Any) -> tuple[dict[str, int | None], bool]:
                 f"model type {config.model_type!r}: layers of type {kind!r} are not supported; "
                 f"known are {sorted(masks.MASKS)}"
             )
-    windows = {"full_attention": None, "sliding_attention": window}
-    return {kind: windows[kind] for kind in dict.fromkeys(layer_types)}, True
+    reaches = {"full_attention": None, "sliding_attention": window}
+    return {kind: reaches[kind] for kind in dict.fromkeys(layer_types)}, True
 
 
-def _spec(layer: Any, model_type: str) -> AttentionSpec:
+def _spec(layer: Any, kind: str, window: int | None, model_type: str) -> AttentionSpec:
     """Reads off what a layer of a transformers cache holds after two tokens."""
     known = type(layer) in (DynamicLayer, DynamicSlidingWindowLayer)
     if not known or layer.keys is None or layer.keys.numel() == 0:
@@ -263,5 +237,6 @@ def _spec(layer: Any, model_type: str) -> AttentionSpec:
         value=(layer.values.shape[1], layer.values.shape[3]),
         dtype=layer.keys.dtype,
         device=layer.keys.device,
-        is_sliding=type(layer) is DynamicSlidingWindowLayer,
+        kind=kind,
+        window=window if type(layer) is DynamicSlidingWindowLayer else None,
     )

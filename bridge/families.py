@@ -15,6 +15,7 @@ from torch import Tensor
 
 from bridge.decoder_only import decoder_only
 from bridge.errors import Unsupported
+from bridge.layers import Layout
 from bridge.skeleton import Skeleton
 from purgen.cache import Cache
 from purgen.model import ModelOutput
@@ -23,7 +24,12 @@ __all__ = ["FAMILIES", "Adapter", "Functions", "adapter_of"]
 
 
 class Functions(Protocol):
-    """What an adapter makes: the three functions of a `purgen.Model`."""
+    """What an adapter makes: the three functions of a `purgen.Model`, and its caches' form."""
+
+    @property
+    def layout(self) -> Layout:
+        """What the caches look like."""
+        ...
 
     def init_cache(self, batch_size: int, max_length: int) -> Cache:
         """See `purgen.Model`."""

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["MASKS", "additive", "build", "rank_at", "real_slots"]
+from bridge.layers.base import Call, Keys
+
+__all__ = ["MASKS", "additive", "rank_at", "real_slots"]
 
 
 def real_slots(
@@ -28,7 +29,7 @@ def real_slots(
 
     Args:
         valid: bool [B, T], the same before the call.
-        position: int64 [B], first slot that is written.
+        position: int64 [B] or 0-d, first slot that is written.
         width: int, how many are written, all real unless `attention_mask` says otherwise.
         attention_mask: bool [B, T], takes the place of `valid` where the caller gives one.
 
@@ -41,10 +42,10 @@ def real_slots(
         tensor([[False,  True,  True, False]])
     """
     slots = torch.arange(valid.shape[1], device=valid.device)
-    below_end = slots < position[:, None] + width
+    below_end = slots < position[..., None] + width
     if attention_mask is not None:
         return attention_mask & below_end
-    return (valid | (slots >= position[:, None])) & below_end
+    return (valid | (slots >= position[..., None])) & below_end
 
 
 def rank_at(valid: Tensor, slots: Tensor) -> Tensor:
@@ -66,27 +67,8 @@ def rank_at(valid: Tensor, slots: Tensor) -> Tensor:
     return (before & valid[:, None, :]).sum(dim=-1)
 
 
-def build(
-    kinds: Mapping[str, int | None], valid: Tensor, slots: Tensor, dtype: torch.dtype
-) -> dict[str, Tensor]:
-    """Returns the additive mask of every kind of attention layer that a model has.
-
-    Args:
-        kinds: dict from the kind (a key of `MASKS`) to its window, or None where it has none.
-        valid: bool [B, T], which slots hold real tokens.
-        slots: int64 [B, q], where the queries are.
-        dtype: floating dtype of the attention scores.
-
-    Returns:
-        dict from the kind to a floating [B, 1, q, T].
-    """
-    return {
-        kind: additive(MASKS[kind](valid, slots, window), dtype) for kind, window in kinds.items()
-    }
-
-
 def additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:
-    """Returns bool [B, q, T] as floating [B, 1, q, T]: 0 where allowed, else a very low number.
+    """Returns bool [B, q, K] as floating [B, 1, q, K]: 0 where allowed, else a very low number.
 
     Half the lowest, because a negative score added to the lowest number is -inf in float16, and a
     query that may see nothing would then be NaN.
@@ -95,19 +77,33 @@ def additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:
     return mask.masked_fill(~allowed, torch.finfo(dtype).min / 2)[:, None]
 
 
-def _full(valid: Tensor, slots: Tensor, window: Any) -> Tensor:
-    causal = torch.arange(valid.shape[1], device=valid.device) <= slots[..., None]
-    return causal & valid[:, None, :]
+def _full(call: Call, keys: Keys, reach: int | None) -> Tensor:
+    slots = keys.slots if keys.slots.ndim == 1 else keys.slots[:, None, :]
+    causal = slots <= call.slots[..., None]
+    return causal & keys.valid[:, None, :]
 
 
-def _sliding(valid: Tensor, slots: Tensor, window: Any) -> Tensor:
+def _sliding(call: Call, keys: Keys, reach: int | None) -> Tensor:
     # Distance in real tokens, not in slots: a hole in a row does not shorten what it can see.
-    rank = valid.cumsum(dim=1) - valid.to(torch.int64)  # [B, T]
-    distance = rank_at(valid, slots)[..., None] - rank[:, None, :]  # [B, q, T]
-    return _full(valid, slots, None) & (distance < window)
+    allowed = _full(call, keys, None)
+    if reach is None:
+        return allowed
+    query, key = _ranks(call, keys)
+    return allowed & (query - key < reach)
 
 
-# A kind of attention layer is one function `(valid, slots, window) -> bool [B, q, T]` and one row.
-MASKS: Mapping[str, Callable[[Tensor, Tensor, Any], Tensor]] = MappingProxyType(
+def _ranks(call: Call, keys: Keys) -> tuple[Tensor, Tensor]:
+    """Returns the ranks of the queries, int64 [B, q, 1], and of the keys, int64 [B, 1, K]."""
+    rank = call.valid.cumsum(dim=1) - call.valid.to(torch.int64)  # [B, T]
+    if keys.slots.ndim == 1:  # slots from 0 on
+        key = rank[:, : keys.slots.shape[0]]
+    else:
+        key = rank.gather(1, keys.slots.clamp(0, rank.shape[1] - 1))
+    return rank_at(call.valid, call.slots)[..., None], key[:, None, :]
+
+
+# A kind of attention layer is one function `(call, keys, reach) -> bool [B, q, K]` and one row.
+# `reach` is the window of a sliding layer, None elsewhere.
+MASKS: Mapping[str, Callable[[Call, Keys, int | None], Tensor]] = MappingProxyType(
     {"full_attention": _full, "sliding_attention": _sliding}
 )

@@ -170,7 +170,8 @@ def from_module(module: Any, *, tokenizer: Any, max_length: int | None) -> HFMod
         pad_token_id=next(iter((*pads, *eos)), 0),
         bos_token_id=next(iter(_ids(sources, "bos_token_id")), None),
         max_length=max_length,
-        slot_addressed=True,
+        slot_addressed=functions.layout.slot_addressed,
+        shared_position=True,
         tokenizer=tokenizer,
         config=skeleton.module.config,
     )

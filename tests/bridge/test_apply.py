@@ -50,6 +50,25 @@ def test_explicit_is_implicit(model):
     assert_same(elsewhere, implicit)
 
 
+def test_one_position_for_all_is_a_position_a_row(model):
+    """A 0-d position, where rows move together, gives the same bits."""
+    cache = prefilled(model)
+    each = model.apply(model.params, TOKENS, cache, cache_position=torch.tensor([9, 9, 9]))
+    shared = model.apply(model.params, TOKENS, cache, cache_position=torch.tensor(9))
+    assert_same(shared, each)
+
+
+def test_longer_cache_goes_on(model):
+    """A cache that is lengthened midway gives the logits of one that was long from the start."""
+    cache = prefilled(model, room=3)
+    longer = model.apply(model.params, TOKENS, cache).cache
+    longer = longer.layout.resized(longer, 21)
+    expected = model.apply(model.params, TOKENS, prefilled(model)).cache
+    assert_same(longer, expected)
+    got = model.apply(model.params, TOKENS, longer)
+    assert_same(got, model.apply(model.params, TOKENS, expected))
+
+
 def test_block_is_single_steps(model):
     cache = prefilled(model)
     block = model.apply(model.params, TOKENS, cache)

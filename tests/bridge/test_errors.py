@@ -34,7 +34,7 @@ APPLY = {
         {"cache_position": torch.tensor([9, 9, 9]).int()},
         r"cache_position must be int64 \[B\] = \[3\], not int32 \[3\]",
     ),
-    "position shape": ({"cache_position": torch.tensor(9)}, r"not int64 \[\]"),
+    "position shape": ({"cache_position": torch.full((1, 3), 9)}, r"not int64 \[1, 3\]"),
     "position type": ({"cache_position": 9}, "not int"),
     "mask dtype": (
         {"attention_mask": torch.ones(3, 10)},
