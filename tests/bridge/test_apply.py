@@ -64,9 +64,9 @@ def test_longer_cache_goes_on(model):
     longer = model.apply(model.params, TOKENS, cache).cache
     longer = longer.layout.resized(longer, 21)
     expected = model.apply(model.params, TOKENS, prefilled(model)).cache
-    assert_same(longer, expected)
+    assert_close(longer, expected)
     got = model.apply(model.params, TOKENS, longer)
-    assert_same(got, model.apply(model.params, TOKENS, expected))
+    assert_close(got, model.apply(model.params, TOKENS, expected))
 
 
 def test_block_is_single_steps(model):
