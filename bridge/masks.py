@@ -10,7 +10,6 @@ and a very low number forbids, so a query that may see nothing (a pad) gives som
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -104,6 +103,8 @@ def _ranks(call: Call, keys: Keys) -> tuple[Tensor, Tensor]:
 
 # A kind of attention layer is one function `(call, keys, reach) -> bool [B, q, K]` and one row.
 # `reach` is the window of a sliding layer, None elsewhere.
-MASKS: Mapping[str, Callable[[Call, Keys, int | None], Tensor]] = MappingProxyType(
-    {"full_attention": _full, "sliding_attention": _sliding}
-)
+# (A plain dict: dynamo takes no mapping proxy inside a program of several steps.)
+MASKS: Mapping[str, Callable[[Call, Keys, int | None], Tensor]] = {
+    "full_attention": _full,
+    "sliding_attention": _sliding,
+}

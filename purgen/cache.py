@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from purgen.pytree import pytree_dataclass, static_field
 
-__all__ = ["Cache", "CacheLayout"]
+__all__ = ["Cache", "CacheLayout", "caches_of"]
 
 
 class CacheLayout(Protocol):
@@ -95,3 +96,9 @@ class Cache:
             int64 [B].
         """
         return self.cache_position if self.layout is None else self.layout.held(self, layer)
+
+
+def caches_of(tree: Any) -> list[Cache]:
+    """Returns every cache in a state: that of the model, and those that a strategy keeps besides."""
+    leaves = tree_leaves(tree, is_leaf=lambda value: isinstance(value, Cache))
+    return [leaf for leaf in leaves if isinstance(leaf, Cache)]

@@ -74,7 +74,7 @@ class Decoder:
 
     Attributes:
         init: `init(params, prompt, *, rng_key=None, max_new_tokens) -> GenerationState`; checks the
-            arguments, allocates, prefills. One that also takes `cache_slots` (and hands it to
+            arguments, allocates, prefills. One that also takes `buckets` (and hands it to
             `begin`) lets a loop begin with a short cache and grow it.
         step: `step(params, state) -> (GenerationState, StepInfo)`; pure, traces as one graph.
         finish: `finish(state) -> GenerationOutput`.

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from purgen import random
+from purgen.buckets import Buckets
 from purgen.cache import Cache
+from purgen.concrete import is_concrete
 from purgen.decoder import GenerationOutput, StepInfo
 from purgen.donation import donating
 from purgen.logits import entropy_of, forbid_nan, is_dead, log_softmax
@@ -37,7 +39,7 @@ def begin(
     max_new_tokens: int,
     transform: LogitsTransform | None = None,
     stop: StopRule,
-    cache_slots: int | None = None,
+    buckets: Buckets | None = None,
 ) -> GenerationState:
     """Checks what the caller gave, allocates, and prefills all but the last prompt token.
 
@@ -50,8 +52,8 @@ def begin(
         max_new_tokens: the budget, at least 1: the capacity of the state.
         transform: the logits transform whose state begins here, if any.
         stop: the stop rule whose state begins here.
-        cache_slots: how many slots the cache begins with, where whoever asks will grow it in time
-            (`purgen.CacheLayout.resized`); None: as many as the budget can fill.
+        buckets: how a loop wants the buffers: tokens padded to a bucket, the cache short, since the
+            loop grows it in time. None: tokens and cache have the slots that the budget can fill.
 
     Returns:
         The state before the first step.
@@ -75,16 +77,24 @@ def begin(
             f"{limit} tokens that the model can read"
         )
     length = torch.full_like(start, width)
+    total = width + max_new_tokens
+    slots = total if buckets is None else buckets.fit_tokens(total)
+    cache = model.init_cache(
+        batch_size, slots if buckets is None else buckets.fit_cache(width, total)
+    )
+    if cache.layout is None and buckets is not None:  # one that cannot grow
+        cache = model.init_cache(batch_size, slots)
     state = GenerationState(
-        tokens=torch.nn.functional.pad(tokens, (0, max_new_tokens), value=model.pad_token_id),
+        tokens=torch.nn.functional.pad(tokens, (0, slots - width), value=model.pad_token_id),
         start=start,
         length=length,
         prompt_length=length.clone(),
-        cache=_empty_cache(model, batch_size, width, width + max_new_tokens, cache_slots),
+        cache=cache,
         stopped=torch.zeros_like(start, dtype=torch.bool),
         stop_reason=torch.zeros_like(start),
         rng_key=_row_keys(rng_key, batch_size, tokens.device),
         prompt_offset=offset,
+        limit=torch.full_like(start, total),
         pad_token_id=model.pad_token_id,
         keyed=rng_key is not None,
     )
@@ -137,24 +147,35 @@ def feed(
         )
     slots = shared[:, None] + torch.arange(num_tokens, device=position.device)
     begins, ends = state.start[:, None], (shared + num_tokens)[:, None]
-    layout = state.cache.layout
-    capacity = state.tokens.shape[1] if layout is None else layout.capacity(state.cache)
+    cache = _roomy(state, shared, num_tokens)
+    layout = cache.layout
+    capacity = state.tokens.shape[1] if layout is None else layout.capacity(cache)
     slot = torch.arange(capacity, device=position.device)
     output = model.apply(
         params,
         state.tokens.gather(1, torch.minimum(slots, (state.length - 1)[:, None])),
-        state.cache,
+        cache,
         cache_position=position,
         attention_mask=(slot >= begins) & (slot < ends),
         position_ids=slots - begins,
     )
-    cache, running = output.cache, ~state.stopped
+    after, running = output.cache, ~state.stopped
     if layout is not None:
-        cache = layout.kept(running, cache, state.cache)
+        after = layout.kept(running, after, cache)
     elif not getattr(model, "slot_addressed", False):
-        cache = replace(cache, layers=where_rows(running, cache.layers, state.cache.layers))
+        after = replace(after, layers=where_rows(running, after.layers, cache.layers))
     moved = torch.where(running, shared + num_tokens, state.cache_position)
-    return replace(state, cache=replace(cache, cache_position=moved)), output
+    return replace(state, cache=replace(after, cache_position=moved)), output
+
+
+def _roomy(state: GenerationState, position: Tensor, num_tokens: int) -> Cache:
+    """Returns the cache, lengthened where a loop left it shorter than the tokens and it is full."""
+    cache, slots = state.cache, state.tokens.shape[1]
+    if cache.layout is None or cache.layout.capacity(cache) >= slots or not is_concrete(position):
+        return cache
+    if int(position.amax()) + num_tokens <= cache.layout.capacity(cache):
+        return cache
+    return cache.layout.resized(cache, slots)
 
 
 def append(
@@ -313,17 +334,6 @@ def _check_budget(max_new_tokens: int) -> None:
         )
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens must be at least 1, not {max_new_tokens}")
-
-
-def _empty_cache(
-    model: Model, batch_size: int, width: int, total: int, cache_slots: int | None
-) -> Cache:
-    """Returns a cache of `total` slots, or of fewer if it is to be grown and can be."""
-    if cache_slots is not None and max(cache_slots, width) < total:
-        cache = model.init_cache(batch_size, max(cache_slots, width))
-        if cache.layout is not None:
-            return cache
-    return model.init_cache(batch_size, total)
 
 
 def _row_keys(rng_key: Tensor | None, batch_size: int, device: torch.device) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from purgen import random
+from purgen.buckets import Buckets
 from purgen.decoder import Decoder, StepInfo
 from purgen.logits import forbid_nan, log_softmax
 from purgen.model import Model
@@ -82,7 +83,7 @@ def guided(
         *,
         rng_key: Tensor | None = None,
         max_new_tokens: int,
-        cache_slots: int | None = None,
+        buckets: Buckets | None = None,
     ) -> GenerationState:
         if do_sample:
             require_key(rng_key)
@@ -94,7 +95,7 @@ def guided(
             max_new_tokens=max_new_tokens,
             transform=transform,
             stop=stop,
-            cache_slots=cache_slots,
+            buckets=buckets,
         )
         weight = per_row("guided", "scale", strength, view_of(state))
         other = _rows_of(negative_prompt, state)
@@ -104,7 +105,7 @@ def guided(
             other,
             max_new_tokens=max_new_tokens,
             stop=never,
-            cache_slots=cache_slots,
+            buckets=buckets,
         )
         return replace(state, extra={"scale": weight, "negative": negative})
 

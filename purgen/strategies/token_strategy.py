@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from purgen.buckets import Buckets
 from purgen.decoder import Decoder, StepInfo
 from purgen.model import Model
 from purgen.prompt import Prompt
@@ -63,7 +64,7 @@ def token_strategy(
         *,
         rng_key: Tensor | None = None,
         max_new_tokens: int,
-        cache_slots: int | None = None,
+        buckets: Buckets | None = None,
     ) -> GenerationState:
         if needs_key:
             require_key(rng_key)
@@ -75,7 +76,7 @@ def token_strategy(
             max_new_tokens=max_new_tokens,
             transform=transform,
             stop=stop,
-            cache_slots=cache_slots,
+            buckets=buckets,
         )
 
     def step(params: Any, state: GenerationState) -> tuple[GenerationState, StepInfo]:
