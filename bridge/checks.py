@@ -15,7 +15,14 @@ from torch.utils._pytree import tree_leaves
 from purgen.cache import Cache
 from purgen.concrete import is_concrete
 
-__all__ = ["check_apply", "check_params", "check_prefill"]
+__all__ = [
+    "check_appended",
+    "check_apply",
+    "check_left_padded",
+    "check_not_rewound",
+    "check_params",
+    "check_prefill",
+]
 
 
 def check_prefill(
@@ -106,6 +113,72 @@ def check_apply(
                 f"apply: cache_position of row {row} is {int(cache_position.reshape(-1)[row])}: with "
                 f"{width} token(s) it leaves the cache, which has the slots 0 to {capacity - 1}"
             )
+
+
+def check_left_padded(call: str, name: str, mask: Tensor) -> None:
+    """Refuses pads after the text, for states that every token fed enters for good.
+
+    Args:
+        call: the function, for the message.
+        name: the argument, for the message.
+        mask: bool, or integers 0 and 1, [B, P].
+
+    Raises:
+        ValueError: a row has a pad after a real token.
+    """
+    if not is_concrete(mask):
+        return
+    real = mask != 0
+    late = (real.cumsum(dim=1) > 0) & ~real
+    if late.any():
+        row, column = late.nonzero()[0].tolist()
+        raise ValueError(
+            f"{call}: {name}[{row}, {column}] is a pad after a real token; this model keeps a state "
+            "that pads would enter: pad on the left"
+        )
+
+
+def check_not_rewound(cache: Cache, position: Tensor) -> None:
+    """Refuses a position that a recurrent state is already beyond.
+
+    Args:
+        cache: a cache with `layers["fed"]`.
+        position: int64 [B] or 0-d, where the caller wants to go on.
+
+    Raises:
+        ValueError: it lies before what the states have been fed.
+    """
+    fed = cache.layers["fed"]
+    if is_concrete(fed, position):
+        back = position.expand_as(fed) < fed
+        if back.any():
+            row = int(back.nonzero()[0, 0])
+            raise ValueError(
+                f"apply: cache_position of row {row} is {int(position.expand_as(fed)[row])}, and its "
+                f"states have been fed {int(fed[row])} slots: this model cannot be rewound; keep the "
+                "earlier cache, which is a value, and go on from that"
+            )
+
+
+def check_appended(
+    cache: Cache, position: Tensor, attention_mask: Tensor | None, width: int
+) -> None:
+    """Refuses pads among new tokens of a row that has real ones, for recurrent states.
+
+    Args:
+        cache: the cache.
+        position: int64 [B] or 0-d.
+        attention_mask: None, or bool or integers 0 and 1 [B, up to T].
+        width: q.
+
+    Raises:
+        ValueError: a row has such a pad.
+    """
+    if attention_mask is None or not is_concrete(attention_mask, position):
+        return
+    slot = torch.arange(attention_mask.shape[1], device=attention_mask.device)
+    end = position[..., None] + width
+    check_left_padded("apply", "attention_mask", (attention_mask != 0) | (slot >= end))
 
 
 def check_params(params: Any, names: Collection[str]) -> None:

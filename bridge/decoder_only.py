@@ -3,31 +3,59 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import Cache as HFCache
 from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import (
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionCacheLayerMixin,
+)
 
 from bridge import masks
-from bridge.checks import check_apply, check_params, check_prefill
+from bridge.checks import (
+    check_appended,
+    check_apply,
+    check_left_padded,
+    check_not_rewound,
+    check_params,
+    check_prefill,
+)
 from bridge.errors import Unsupported
-from bridge.layers import AttentionSpec, Call, Layout
+from bridge.layers import (
+    AttentionSpec,
+    Call,
+    HybridSpec,
+    LayerSpec,
+    Layout,
+    RecurrentSpec,
+    SharedSpec,
+    states_of,
+)
+from bridge.layers.base import Keys
 from bridge.skeleton import Skeleton
 from purgen.cache import Cache
 from purgen.model import ModelOutput
 
-__all__ = ["DecoderOnly", "decoder_only"]
+__all__ = ["DecoderOnly", "decoder_only", "specs_of"]
+
+Bias = Callable[[Call, Keys], Tensor]
 
 
-def decoder_only(skeleton: Skeleton, params: dict[str, Tensor]) -> DecoderOnly:
+def decoder_only(
+    skeleton: Skeleton, params: dict[str, Tensor], *, bias: Bias | None = None
+) -> DecoderOnly:
     """Finds out what a decoder keeps for each layer, by one forward of two tokens.
 
     Args:
         skeleton: the model's structure.
         params: its parameters.
+        bias: what the attention adds to its scores besides the mask, where its forward leaves that
+            to the mask.
 
     Returns:
         Its pure functions.
@@ -38,25 +66,23 @@ def decoder_only(skeleton: Skeleton, params: dict[str, Tensor]) -> DecoderOnly:
     config = skeleton.config
     if skeleton.cache_argument is None:
         raise Unsupported(f"model type {config.model_type!r}: its forward takes no cache")
-    kinds, keyed = _kinds(config)
     device = params[skeleton.embedding].device
     tokens = torch.zeros(1, 2, dtype=torch.int64, device=device)
     cache = DynamicCache(config=config)
     with torch.no_grad():
         skeleton(params, tokens, position_ids=torch.arange(2, device=device)[None], cache=cache)
-    window = getattr(config, "sliding_window", None)
-    names = config.layer_types if keyed else [next(iter(kinds))] * len(cache.layers)
-    specs = tuple(
-        _spec(layer, kind, window, config.model_type)
-        for layer, kind in zip(cache.layers, names, strict=True)
-    )
-    return DecoderOnly(
+    specs = specs_of(cache, config)
+    functions = DecoderOnly(
         skeleton=skeleton,
         names=frozenset(params),
         layout=Layout(specs=specs, device=device),
-        kinds=kinds,
-        keyed=keyed,
+        keyed=getattr(config, "layer_types", None) is not None
+        and any(spec.attention is not None for spec in specs),
+        bias=bias,
     )
+    if functions.layout.slot_addressed or _continues(functions, params):
+        return functions
+    return dataclasses.replace(functions, in_blocks=False)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -67,15 +93,18 @@ class DecoderOnly:
         skeleton: the forward.
         names: names of all parameters.
         layout: what its caches look like.
-        kinds: dict from the kind of mask (`masks.MASKS`) to its reach or None.
         keyed: whether the forward wants one mask a kind, rather than one for all layers.
+        bias: `(call, keys) -> floating [B, H, 1 or q, K]`, added to the masks, or None.
+        in_blocks: whether a call may feed several tokens to states that hold some already; if not,
+            they are fed one by one.
     """
 
     skeleton: Skeleton
     names: frozenset[str]
     layout: Layout
-    kinds: dict[str, int | None]
     keyed: bool
+    bias: Bias | None = None
+    in_blocks: bool = True
 
     def init_cache(self, batch_size: int, max_length: int) -> Cache:
         """Returns an empty cache of `max_length` slots a row (`Layout.empty`)."""
@@ -105,6 +134,8 @@ class DecoderOnly:
         if not torch.compiler.is_compiling():
             check_params(params, self.names)
             check_prefill(params, tokens, cache, mask, **self._expected)
+            if not self.layout.slot_addressed:
+                check_left_padded("prefill", "mask", mask)
         slots = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         call = Call(
             position=torch.zeros_like(cache.cache_position),
@@ -149,6 +180,11 @@ class DecoderOnly:
             check_apply(
                 params, tokens, cache, position, attention_mask, position_ids, **self._expected
             )
+            if not self.layout.slot_addressed:
+                check_not_rewound(cache, position)
+                check_appended(cache, position, attention_mask, tokens.shape[1])
+        if tokens.shape[1] > 1 and not self.in_blocks:
+            return self._one_by_one(params, tokens, cache, position, attention_mask, position_ids)
         capacity, width = self.layout.capacity(cache), tokens.shape[1]
         given = None if attention_mask is None else _to_bool(attention_mask, capacity)
         slots = position[..., None] + torch.arange(width, device=tokens.device)
@@ -179,27 +215,65 @@ class DecoderOnly:
             attention_mask=self._masks(params, entries, call),
             cache=HFCache(layers=layers),
         )
+        after = {"valid": call.valid, "layers": [layer.entry() for layer in layers]}
+        position = (call.slots[:, -1] + 1).contiguous()
+        if not self.layout.slot_addressed:
+            after["fed"] = position.clone()
         return ModelOutput(
             logits=output.logits.contiguous(),
-            cache=Cache(
-                layers={"valid": call.valid, "layers": [layer.entry() for layer in layers]},
-                cache_position=(call.slots[:, -1] + 1).contiguous(),
-                layout=self.layout,
-            ),
+            cache=Cache(layers=after, cache_position=position, layout=self.layout),
             hidden_states=output.hidden_states[-1].contiguous(),
         )
 
     def _masks(self, params: Any, entries: list[Any], call: Call) -> Any:
         """Returns the mask of each kind of layer, or the only one."""
         dtype = params[self.skeleton.embedding].dtype
-        mask_of = {}
+        mask_of: dict[str, Any] = {}
         for spec, entry in zip(self.layout.specs, entries, strict=True):
-            if spec.kind not in mask_of:
-                allowed = masks.MASKS[spec.kind](
-                    call, spec.keys(entry, call), self.kinds[spec.kind]
-                )
-                mask_of[spec.kind] = masks.additive(allowed, dtype)
+            if spec.kind not in mask_of and spec.kind in masks.MASKS:
+                keys = spec.keys(entry, call)
+                reach = None if spec.attention is None else spec.attention.window
+                mask = masks.additive(masks.MASKS[spec.kind](call, keys, reach), dtype)
+                bias = None if self.bias is None else self.bias(call, keys).to(dtype)
+                mask_of[spec.kind] = mask if bias is None else mask + bias
+        if not self.layout.slot_addressed:
+            # A state is told of pads before the text alone; of a single token that follows, nothing.
+            fed = call.valid.gather(1, call.slots)
+            pads = fed if call.first or call.width > 1 else None
+            mask_of |= dict.fromkeys(("linear_attention", "conv"), pads)
         return mask_of if self.keyed else next(iter(mask_of.values()))
+
+    def _one_by_one(
+        self,
+        params: Any,
+        tokens: Tensor,
+        cache: Cache,
+        position: Tensor,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+    ) -> ModelOutput:
+        """Feeds the tokens of a call in as many calls."""
+        outputs = []
+        for column in range(tokens.shape[1]):
+            seen = attention_mask
+            if seen is not None:  # what is fed later is not there yet
+                slot = torch.arange(seen.shape[1], device=seen.device)
+                seen = (seen != 0) & (slot <= position[..., None] + column)
+            output = self.apply(
+                params,
+                tokens[:, column : column + 1],
+                cache,
+                cache_position=position + column,
+                attention_mask=seen,
+                position_ids=None if position_ids is None else position_ids[:, column : column + 1],
+            )
+            cache = output.cache
+            outputs.append(output)
+        return ModelOutput(
+            logits=torch.cat([output.logits for output in outputs], dim=1),
+            cache=cache,
+            hidden_states=torch.cat([output.hidden_states for output in outputs], dim=1),
+        )
 
 
 def _to_bool(mask: Tensor, width: int) -> Tensor:
@@ -207,36 +281,89 @@ def _to_bool(mask: Tensor, width: int) -> Tensor:
     return torch.nn.functional.pad(mask != 0, (0, width - mask.shape[1]))
 
 
-def _kinds(config: Any) -> tuple[dict[str, int | None], bool]:
-    """Returns the kinds of attention with their reach, and whether masks are keyed by kind."""
-    window = getattr(config, "sliding_window", None)
-    layer_types = getattr(config, "layer_types", None)
-    if layer_types is None:
-        kind = "full_attention" if window is None else "sliding_attention"
-        return {kind: window}, False
-    for kind in layer_types:
-        if kind not in masks.MASKS:
-            raise Unsupported(
-                f"model type {config.model_type!r}: layers of type {kind!r} are not supported; "
-                f"known are {sorted(masks.MASKS)}"
-            )
-    reaches = {"full_attention": None, "sliding_attention": window}
-    return {kind: reaches[kind] for kind in dict.fromkeys(layer_types)}, True
+@torch.no_grad()
+def _continues(functions: DecoderOnly, params: Any) -> bool:
+    """Tells whether several tokens at once go on from the states that there are.
+
+    The modules of some models (Mamba, Jamba) take no initial state for more than one token.
+    """
+    device = functions.layout.device
+    tokens = torch.arange(4, device=device)[None] % functions.skeleton.num_ids
+    start = functions.prefill(
+        params,
+        tokens[:, :2],
+        functions.init_cache(1, 4),
+        mask=torch.ones(1, 2, dtype=torch.bool, device=device),
+    )
+    together = functions.apply(params, tokens[:, 2:], start.cache).logits
+    apart = dataclasses.replace(functions, in_blocks=False)
+    single = apart.apply(params, tokens[:, 2:], start.cache).logits.double()
+    error = (together.double() - single).square().mean().sqrt() / single.square().mean().sqrt()
+    return bool(error < (1e-3 if together.dtype == torch.float32 else 3e-2))
 
 
-def _spec(layer: Any, kind: str, window: int | None, model_type: str) -> AttentionSpec:
-    """Reads off what a layer of a transformers cache holds after two tokens."""
-    known = type(layer) in (DynamicLayer, DynamicSlidingWindowLayer)
-    if not known or layer.keys is None or layer.keys.numel() == 0:
-        raise Unsupported(
-            f"model type {model_type!r}: cache layers of class {type(layer).__name__} are not "
-            "supported"
+def specs_of(cache: Any, config: Any) -> tuple[LayerSpec, ...]:
+    """Reads off what the layers of a transformers cache hold after two tokens.
+
+    Args:
+        cache: a `transformers.DynamicCache` that a forward of one row has written to.
+        config: the configuration of the decoder.
+
+    Returns:
+        A spec a layer.
+
+    Raises:
+        Unsupported: a kind of layer that is not known here.
+    """
+    names = getattr(config, "layer_types", None) or [None] * len(cache.layers)
+    return tuple(
+        _spec(layer, name, config) for layer, name in zip(cache.layers, names, strict=False)
+    )
+
+
+def _spec(layer: Any, name: str | None, config: Any) -> LayerSpec:
+    kind = type(layer)
+    if kind.__name__ == "DummyLayer" or (
+        kind in _ATTENTION and (layer.keys is None or layer.keys.numel() == 0)
+    ):
+        return SharedSpec(kind=name if name in masks.MASKS else "full_attention")
+    if kind in _ATTENTION:
+        return _attention_spec(layer, name, config)
+    if issubclass(kind, LinearAttentionCacheLayerMixin):
+        states = states_of(layer)
+        recurrent = RecurrentSpec(
+            states=tuple(
+                (key, tuple(state.shape[1:]), state.dtype) for key, state in states.items()
+            ),
+            device=next(iter(states.values())).device if states else torch.device("cpu"),
+            kind="conv" if name == "conv" else "linear_attention",
         )
+        if not states:
+            raise Unsupported(
+                f"model type {config.model_type!r}: a recurrent layer that keeps its state elsewhere"
+            )
+        if not hasattr(layer, "keys"):
+            return recurrent
+        return HybridSpec(attention=_attention_spec(layer, None, config), recurrent=recurrent)
+    raise Unsupported(
+        f"model type {config.model_type!r}: cache layers of class {kind.__name__} are not supported"
+    )
+
+
+def _attention_spec(layer: Any, name: str | None, config: Any) -> AttentionSpec:
+    window = getattr(layer, "sliding_window", None)
+    if name not in masks.MASKS:
+        name = "full_attention" if window is None else "sliding_attention"
+        if window is not None and getattr(config, "sliding_window", None) is None:
+            name = "chunked_attention"
     return AttentionSpec(
         key=(layer.keys.shape[1], layer.keys.shape[3]),
         value=(layer.values.shape[1], layer.values.shape[3]),
         dtype=layer.keys.dtype,
         device=layer.keys.device,
-        kind=kind,
-        window=window if type(layer) is DynamicSlidingWindowLayer else None,
+        kind=name,
+        window=window,
     )
+
+
+_ATTENTION = (DynamicLayer, DynamicSlidingWindowLayer)

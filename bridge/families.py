@@ -1,8 +1,9 @@
-"""Which model types are supported, and by which adapter. What is not in the table is refused.
+"""Which model types are supported, and by which adapter.
 
 A row is there because its greedy tokens equal those of `transformers` in `tests/bridge`. A family
-that works like the others is one row; one that does not (states without slots, an encoder, biases
-from positions) is an adapter in a file of its own and one row.
+that works like the others is one row; one that does not (an encoder, biases from positions) is an
+adapter in a file of its own and one row. A type that is not in the table is tried as a decoder, and
+refused by name if the check at load finds that it computes something else.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from bridge import alibi
 from bridge.decoder_only import decoder_only
 from bridge.errors import Unsupported
 from bridge.layers import Layout
@@ -65,6 +67,7 @@ class Adapter(Protocol):
 
 _DECODER_ONLY = (
     "arcee",
+    "bamba",
     "biogpt",
     "bitnet",
     "codegen",
@@ -75,10 +78,11 @@ _DECODER_ONLY = (
     "diffllama",
     "ernie4_5",
     "exaone4",
-    "falcon",
+    "falcon_h1",
     "gemma",
     "gemma2",
     "gemma3_text",
+    "gemma3n_text",
     "glm",
     "glm4",
     "glm4_moe",
@@ -91,7 +95,12 @@ _DECODER_ONLY = (
     "granitemoe",
     "helium",
     "hunyuan_v1_dense",
+    "jamba",
+    "lfm2",
     "llama",
+    "llama4_text",
+    "mamba",
+    "mamba2",
     "ministral",
     "ministral3",
     "mistral",
@@ -110,16 +119,25 @@ _DECODER_ONLY = (
     "qwen2_moe",
     "qwen3",
     "qwen3_moe",
+    "qwen3_next",
     "seed_oss",
     "smollm3",
     "stablelm",
     "starcoder2",
 )
 
-FAMILIES: Mapping[str, Adapter] = MappingProxyType(dict.fromkeys(_DECODER_ONLY, decoder_only))
+FAMILIES: Mapping[str, Adapter] = MappingProxyType(
+    {**dict.fromkeys(_DECODER_ONLY, decoder_only), "bloom": alibi.bloom, "falcon": alibi.falcon}
+)
 
-# The others compute their frequencies anew from what they have seen: state hidden in the module.
-_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+# Types that pass a short check and are wrong later, or keep state outside any cache.
+_REFUSED: Mapping[str, str] = MappingProxyType(
+    {
+        "recurrent_gemma": "its state is not in its cache",
+        "rwkv": "its state is not in a cache",
+        "xlstm": "its state is not in its cache",
+    }
+)
 
 
 def adapter_of(config: Any) -> Adapter:
@@ -136,30 +154,13 @@ def adapter_of(config: Any) -> Adapter:
 
     Example:
         >>> import transformers
-        >>> adapter_of(transformers.BloomConfig())
+        >>> adapter_of(transformers.RwkvConfig())
         Traceback (most recent call last):
-        bridge.errors.Unsupported: model type 'bloom' is not supported; supported are ...
+        bridge.errors.Unsupported: model type 'rwkv' is not supported: its state is not in a cache
     """
     model_type = config.model_type
-    if model_type not in FAMILIES:
-        raise Unsupported(
-            f"model type {model_type!r} is not supported; supported are {', '.join(FAMILIES)}"
-        )
-    for rope_type in _rope_types(config):
-        if rope_type not in _ROPE_TYPES:
-            raise Unsupported(
-                f"model type {model_type!r} with rope_type {rope_type!r} is not supported: it may "
-                f"change its frequencies while it runs; supported are {', '.join(_ROPE_TYPES)}"
-            )
+    if model_type in _REFUSED:
+        raise Unsupported(f"model type {model_type!r} is not supported: {_REFUSED[model_type]}")
     if vars(config).get("_heterogeneity_spec") is not None:
         raise Unsupported(f"model type {model_type!r} with layers of different configurations")
-    if getattr(config, "alibi", False):
-        raise Unsupported(f"model type {model_type!r} with alibi=True is not supported")
-    return FAMILIES[model_type]
-
-
-def _rope_types(config: Any) -> list[str]:
-    """Returns every rope type in a configuration: one, or one a kind of layer."""
-    settings = getattr(config, "rope_parameters", None) or {}
-    parts = [part for part in (settings, *settings.values()) if isinstance(part, dict)]
-    return [part.get("rope_type", "default") for part in parts]
+    return FAMILIES.get(model_type, decoder_only)

@@ -91,6 +91,12 @@ def _sliding(call: Call, keys: Keys, reach: int | None) -> Tensor:
     return allowed & (query - key < reach)
 
 
+def _chunked(call: Call, keys: Keys, reach: int | None) -> Tensor:
+    # Chunks of a row begin with its first real token.
+    query, key = _ranks(call, keys)
+    return _full(call, keys, None) & (query // reach == key // reach)
+
+
 def _ranks(call: Call, keys: Keys) -> tuple[Tensor, Tensor]:
     """Returns the ranks of the queries, int64 [B, q, 1], and of the keys, int64 [B, 1, K]."""
     rank = call.valid.cumsum(dim=1) - call.valid.to(torch.int64)  # [B, T]
@@ -102,9 +108,10 @@ def _ranks(call: Call, keys: Keys) -> tuple[Tensor, Tensor]:
 
 
 # A kind of attention layer is one function `(call, keys, reach) -> bool [B, q, K]` and one row.
-# `reach` is the window of a sliding layer, None elsewhere.
+# `reach` is the window of a sliding layer, the length of a chunk, None elsewhere.
 # (A plain dict: dynamo takes no mapping proxy inside a program of several steps.)
 MASKS: Mapping[str, Callable[[Call, Keys, int | None], Tensor]] = {
     "full_attention": _full,
     "sliding_attention": _sliding,
+    "chunked_attention": _chunked,
 }

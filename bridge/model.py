@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bridge.families import adapter_of
+from bridge.errors import Unsupported
+from bridge.families import FAMILIES, Adapter, Functions, adapter_of
 from bridge.self_check import self_check
-from bridge.skeleton import parameters_of, skeleton_of
+from bridge.settle import settle
+from bridge.skeleton import Skeleton, parameters_of, skeleton_of
 from purgen.model import Model
 from purgen.prompt import Prompt
 
@@ -150,13 +152,17 @@ def from_module(module: Any, *, tokenizer: Any, max_length: int | None) -> HFMod
         raise ValueError(f"load: max_length must be at least 1, not {max_length}")
     adapter = adapter_of(module.config)
     params = parameters_of(module)
-    skeleton = skeleton_of(module)
-    functions = adapter(skeleton, params)
-    vocab_size = self_check(functions, skeleton, params)
+    # Adapters may change their copy of the module; the check compares with one that is as it was.
+    skeleton, reference = skeleton_of(module), skeleton_of(module)
+    longest = settle(skeleton.module, max_length)
+    settle(reference.module, max_length)
+    functions, vocab_size = _functions_of(adapter, skeleton, reference, params)
     sources = (getattr(module, "generation_config", None), module.config, tokenizer)
     eos = _ids(sources, "eos_token_id")
     pads = [token for token in _ids(sources, "pad_token_id") if token >= 0]
-    if max_length is None:
+    if longest is not None:
+        max_length = min(longest, max_length or longest)
+    elif max_length is None:
         names = ("max_position_embeddings", "n_positions")
         found = (getattr(skeleton.config, name, None) for name in names)
         max_length = next((length for length in found if length), None)
@@ -175,6 +181,26 @@ def from_module(module: Any, *, tokenizer: Any, max_length: int | None) -> HFMod
         tokenizer=tokenizer,
         config=skeleton.module.config,
     )
+
+
+def _functions_of(
+    adapter: Adapter, skeleton: Skeleton, reference: Skeleton, params: dict[str, Tensor]
+) -> tuple[Functions, int]:
+    """Returns the functions, checked, and V; whatever a type that is only tried raises is a no."""
+    if skeleton.config.model_type in FAMILIES:
+        functions = adapter(skeleton, params)
+        return functions, self_check(functions, reference, params)
+    try:
+        functions = adapter(skeleton, params)
+        return functions, self_check(functions, reference, params)
+    except Unsupported:
+        raise
+    except Exception as error:
+        raise Unsupported(
+            f"model type {skeleton.config.model_type!r} is not among the supported ones "
+            f"({', '.join(FAMILIES)}), and could not be run as one: "
+            f"{type(error).__name__}: {error}"
+        ) from error
 
 
 def _ids(sources: Iterable[Any], name: str) -> tuple[int, ...]:

@@ -1,7 +1,8 @@
 """The check that a bridged model makes at load: does it compute what its module computes?
 
-A few tokens go through `prefill` and `apply`, with a left pad and rows at positions of their own,
-and once through the module's own forward, without a cache and with its own masks.
+A few tokens go through `prefill` and `apply`, with a left pad, rows at positions of their own (where
+rows can be rewound) and past a small window, and once through the module's own forward, without a
+cache and with its own masks.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
 _TOLERANCE_OTHERS = 1e-1
 
 _WIDTH = 7  # slots, of which the last three are fed by apply
+_LONGEST = 40  # slots, where a window can be passed with them
 _PADS = 2
 
 
@@ -40,30 +42,32 @@ def self_check(functions: Functions, skeleton: Skeleton, params: dict[str, Tenso
         Unsupported: they disagree; the message says by how much.
     """
     device = params[skeleton.embedding].device
-    tokens = (torch.arange(2 * _WIDTH, device=device) * 31 + 7).reshape(
-        2, _WIDTH
-    ) % skeleton.num_ids
-    mask = torch.ones(2, _WIDTH, dtype=torch.bool, device=device)
+    width = _width(functions)
+    tokens = (torch.arange(2 * width, device=device) * 31 + 7).reshape(2, width) % skeleton.num_ids
+    mask = torch.ones(2, width, dtype=torch.bool, device=device)
     mask[0, :_PADS] = False
     position_ids = (mask.cumsum(dim=1) - 1).clamp(min=0)
     expected = skeleton(
         params, tokens, position_ids=position_ids, attention_mask=mask.to(torch.int64)
     ).logits
 
-    # Row 1 rewinds by one slot and is fed the same token again: rows at positions of their own.
     out = functions.prefill(
-        params, tokens[:, :-3], functions.init_cache(2, _WIDTH + 1), mask=mask[:, :-3]
+        params, tokens[:, :-3], functions.init_cache(2, width + 1), mask=mask[:, :-3]
     )
     got = [out.logits]
     out = functions.apply(params, tokens[:, -3:-1], out.cache)
     got.append(out.logits)
-    last = torch.stack([tokens[0, -1], tokens[1, -2]])[:, None]
-    position = torch.tensor([_WIDTH - 1, _WIDTH - 2], device=device)
+    # Where that is allowed, row 1 rewinds by one slot and is fed the same token again: rows at
+    # positions of their own.
+    back = int(functions.layout.slot_addressed)
+    last = torch.stack([tokens[0, -1], tokens[1, -1 - back]])[:, None]
+    position = torch.tensor([width - 1, width - 1 - back], device=device)
     out = functions.apply(params, last, out.cache, cache_position=position)
     got.append(out.logits)
     actual = torch.cat(got, dim=1)
     expected = torch.cat(
-        [expected[:, :-1], torch.stack([expected[0, -1:], expected[1, -2:-1]])], dim=1
+        [expected[:, :-1], torch.stack([expected[0, -1:], expected[1, width - 1 - back :][:1]])],
+        dim=1,
     )
 
     wanted, found = expected[mask].double(), actual[mask].double()
@@ -75,3 +79,14 @@ def self_check(functions: Functions, skeleton: Skeleton, params: dict[str, Tenso
             f"the module's own forward (relative error {error:.1e}, allowed {tolerance:.0e})"
         )
     return actual.shape[-1]
+
+
+def _width(functions: Functions) -> int:
+    """Returns how many slots the check goes over: past the smallest window, if that is small."""
+    windows = [
+        spec.attention.window
+        for spec in functions.layout.specs
+        if spec.attention is not None and spec.attention.window is not None
+    ]
+    passed = min(windows, default=_LONGEST) + 4
+    return max(_WIDTH, passed) if passed <= _LONGEST else _WIDTH

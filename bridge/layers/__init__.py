@@ -8,5 +8,17 @@ model together.
 from bridge.layers.attention import AttentionSpec
 from bridge.layers.base import Call, Layer, LayerSpec
 from bridge.layers.layout import Layout
+from bridge.layers.recurrent import HybridSpec, RecurrentSpec, states_of
+from bridge.layers.shared import SharedSpec
 
-__all__ = ["AttentionSpec", "Call", "Layer", "LayerSpec", "Layout"]
+__all__ = [
+    "AttentionSpec",
+    "Call",
+    "HybridSpec",
+    "Layer",
+    "LayerSpec",
+    "Layout",
+    "RecurrentSpec",
+    "SharedSpec",
+    "states_of",
+]

@@ -41,6 +41,11 @@ class AttentionSpec:
 
     slot_addressed = True
 
+    @property
+    def attention(self) -> AttentionSpec:
+        """The layer's attention: itself."""
+        return self
+
     def empty(self, batch_size: int, max_length: int) -> Entry:
         """Returns `{"k": [B, H, T, D], "v": [B, H, T, D]}` of zeros.
 

@@ -60,6 +60,11 @@ class LayerSpec(Protocol):
         ...
 
     @property
+    def attention(self) -> Any:
+        """The `AttentionSpec` of its attention, or None where it keeps no keys and values."""
+        ...
+
+    @property
     def slot_addressed(self) -> bool:
         """Whether feeding a token again at its slot changes nothing, so that it can be rewound."""
         ...

@@ -19,7 +19,9 @@ __all__ = ["Layout"]
 class Layout:
     """`purgen.CacheLayout` of caches `{"valid": bool [B, T], "layers": [entry, …]}`.
 
-    `valid` says which slots hold real tokens, so that a call without a mask knows the pads.
+    `valid` says which slots hold real tokens, so that a call without a mask knows the pads. Where a
+    layer keeps a state without slots, `"fed"` int64 [B] says besides how many slots are in it, so
+    that a rewind is noticed.
 
     Attributes:
         specs: one a layer.
@@ -50,11 +52,14 @@ class Layout:
         for name, value in (("batch_size", batch_size), ("max_length", max_length)):
             if value < 1:
                 raise ValueError(f"init_cache: {name} must be at least 1, not {value}")
+        layers: dict[str, Any] = {
+            "valid": torch.zeros(batch_size, max_length, dtype=torch.bool, device=self.device),
+            "layers": [spec.empty(batch_size, max_length) for spec in self.specs],
+        }
+        if not self.slot_addressed:
+            layers["fed"] = torch.zeros(batch_size, dtype=torch.int64, device=self.device)
         return Cache(
-            layers={
-                "valid": torch.zeros(batch_size, max_length, dtype=torch.bool, device=self.device),
-                "layers": [spec.empty(batch_size, max_length) for spec in self.specs],
-            },
+            layers=layers,
             cache_position=torch.zeros(batch_size, dtype=torch.int64, device=self.device),
             layout=self,
         )
@@ -85,7 +90,12 @@ class Layout:
     def kept(self, moves: Tensor, after: Cache, before: Cache) -> Cache:
         """Returns `after` in rows where `moves` (bool [B]) holds, what `before` means elsewhere."""
         entries = zip(self.specs, after.layers["layers"], before.layers["layers"], strict=True)
-        return self._with(after, layers=[spec.kept(moves, new, old) for spec, new, old in entries])
+        changes: dict[str, Any] = {
+            "layers": [spec.kept(moves, new, old) for spec, new, old in entries]
+        }
+        if not self.slot_addressed:
+            changes["fed"] = torch.where(moves, after.layers["fed"], before.layers["fed"])
+        return self._with(after, **changes)
 
     def seen(self, cache: Cache, layer: int) -> Tensor:
         """Returns int64 [B], how many slots of each row the layer has been fed."""

@@ -60,12 +60,32 @@ _MLA = {
 }
 _ROPE = {"rope_theta": 10000.0, "original_max_position_embeddings": 16}
 _LLAMA3 = {**_ROPE, "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_MAMBA2 = {
+    "mamba_d_state": 8,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 8,
+    "mamba_n_groups": 1,
+    "mamba_expand": 2,
+    "mamba_chunk_size": 8,
+}
+_LONGROPE = {
+    "original_max_position_embeddings": 64,
+    "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "original_max_position_embeddings": 64,
+        "short_factor": [1.0, 1.1, 1.2, 1.3],
+        "long_factor": [1.0, 2.0, 3.0, 4.0],
+    },
+}
 
 # name: (model type, settings)
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "arcee": ("arcee", _SIZES),
+    "bamba": ("bamba", {**_SIZES, **_MAMBA2, "attn_layer_indices": [1]}),
     "biogpt": ("biogpt", _ALL_HEADS),
     "bitnet": ("bitnet", _SIZES),
+    "bloom": ("bloom", {**_BASE, "hidden_size": 32, "n_layer": 2, "n_head": 4}),
     "codegen": ("codegen", {**_GPT, "rotary_dim": 4}),
     "cohere": ("cohere", _SIZES),
     "cohere2": ("cohere2", {**_HEAD, **_MIXED}),
@@ -75,9 +95,26 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "ernie4_5": ("ernie4_5", _SIZES),
     "exaone4": ("exaone4", {**_SIZES, **_MIXED}),
     "falcon": ("falcon", {**_ALL_HEADS, "alibi": False}),
+    "falcon_alibi": ("falcon", {**_ALL_HEADS, "alibi": True}),
+    "falcon_h1": ("falcon_h1", {**_HEAD, **_MAMBA2, "mamba_d_ssm": 64}),
     "gemma": ("gemma", _HEAD),
     "gemma2": ("gemma2", {**_HEAD, **_MIXED, "query_pre_attn_scalar": 8}),
     "gemma3_text": ("gemma3_text", {**_HEAD, **_MIXED, "query_pre_attn_scalar": 8}),
+    "gemma3n_text": (
+        "gemma3n_text",
+        {
+            **_HEAD,
+            **_WINDOW,
+            "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "num_kv_shared_layers": 2,
+            "vocab_size_per_layer_input": VOCAB,
+            "hidden_size_per_layer_input": 8,
+            "laurel_rank": 8,
+            "altup_num_inputs": 2,
+            "activation_sparsity_pattern": [0.0] * 4,
+        },
+    ),
     "glm": ("glm", _HEAD),
     "glm4": ("glm4", _HEAD),
     "glm4_moe": ("glm4_moe", {**_HEAD, **_MOE, **_SHARED}),
@@ -90,7 +127,34 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "granitemoe": ("granitemoe", {**_SIZES, **_LOCAL_MOE}),
     "helium": ("helium", _HEAD),
     "hunyuan_v1_dense": ("hunyuan_v1_dense", _HEAD),
+    "jamba": (
+        "jamba",
+        {
+            **_SIZES,
+            "num_hidden_layers": 4,
+            "attn_layer_period": 2,
+            "attn_layer_offset": 1,
+            "expert_layer_period": 2,
+            "expert_layer_offset": 1,
+            "num_experts": 4,
+            "mamba_d_state": 8,
+            "mamba_dt_rank": 4,
+        },
+    ),
+    "lfm2": ("lfm2", {**_SIZES, "layer_types": ["conv", "full_attention"], "conv_L_cache": 3}),
     "llama": ("llama", _SIZES),
+    "llama4_text": (
+        "llama4_text",
+        {
+            **_HEAD,
+            "num_hidden_layers": 4,
+            "intermediate_size_mlp": 64,
+            "num_local_experts": 4,
+            "attention_chunk_size": WINDOW,
+            "layer_types": ["chunked_attention", "full_attention"] * 2,
+            "no_rope_layers": [1, 0] * 2,
+        },
+    ),
     "llama_tied": ("llama", {**_SIZES, "tie_word_embeddings": True}),
     "llama_linear": (
         "llama",
@@ -100,6 +164,20 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama_yarn": (
         "llama",
         {**_SIZES, "rope_parameters": {**_ROPE, "rope_type": "yarn", "factor": 4.0}},
+    ),
+    "mamba": ("mamba", {**_BASE, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8}),
+    "mamba2": (
+        "mamba2",
+        {
+            **_BASE,
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "state_size": 8,
+            "num_heads": 8,
+            "head_dim": 8,
+            "n_groups": 2,
+            "chunk_size": 8,
+        },
     ),
     "ministral": ("ministral", {**_HEAD, **_MIXED}),
     "ministral3": ("ministral3", {**_HEAD, **_WINDOW}),
@@ -114,6 +192,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "persimmon": ("persimmon", _ALL_HEADS),
     "phi": ("phi", _SIZES),
     "phi3": ("phi3", {**_SIZES, **_WINDOW}),
+    "phi3_longrope": ("phi3", {**_SIZES, **_LONGROPE}),
     "phimoe": ("phimoe", {**_SIZES, **_LOCAL_MOE, **_WINDOW}),
     "qwen2": ("qwen2", _SIZES),
     "qwen2_moe": (
@@ -124,6 +203,19 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3", _HEAD),
     "qwen3_moe": ("qwen3_moe", {**_HEAD, **_MOE}),
     "qwen3_moe_window": ("qwen3_moe", {**_HEAD, **_MOE, **_SOME_WINDOW}),
+    "qwen3_next": (
+        "qwen3_next",
+        {
+            **_HEAD,
+            **_MOE,
+            "layer_types": ["linear_attention", "full_attention"],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 8,
+            "shared_expert_intermediate_size": 16,
+        },
+    ),
     "qwen3_window": ("qwen3", {**_HEAD, **_SOME_WINDOW}),
     "seed_oss": ("seed_oss", _HEAD),
     "smollm3": ("smollm3", {**_SIZES, **_SOME_WINDOW, "no_rope_layers": [1, 0]}),
