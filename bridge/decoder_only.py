@@ -142,6 +142,7 @@ class DecoderOnly:
             slots=slots,
             valid=_to_bool(mask, self.layout.capacity(cache)),
             first=True,
+            zero=self._zero(params, tokens),
         )
         return self._run(params, tokens, cache, call, masks.rank_at(call.valid, slots))
 
@@ -193,10 +194,15 @@ class DecoderOnly:
             slots=slots.expand_as(tokens),
             valid=masks.real_slots(cache.layers["valid"], position, width, given),
             first=False,
+            zero=self._zero(params, tokens),
         )
         if position_ids is None:
             position_ids = masks.rank_at(call.valid, call.slots)
         return self._run(params, tokens, cache, call, position_ids)
+
+    def _zero(self, params: Any, tokens: Tensor) -> Tensor:
+        weight = params[self.skeleton.embedding]
+        return torch.zeros_like(weight[0, 0]) + torch.zeros_like(tokens[0, 0], dtype=weight.dtype)
 
     @property
     def _expected(self) -> dict[str, Any]:
@@ -326,7 +332,7 @@ def _spec(layer: Any, name: str | None, config: Any) -> LayerSpec:
     if kind.__name__ == "DummyLayer" or (
         kind in _ATTENTION and (layer.keys is None or layer.keys.numel() == 0)
     ):
-        return SharedSpec(kind=name if name in masks.MASKS else "full_attention")
+        return SharedSpec(kind=str(name) if name in masks.MASKS else "full_attention")
     if kind in _ATTENTION:
         return _attention_spec(layer, name, config)
     if issubclass(kind, LinearAttentionCacheLayerMixin):
@@ -361,7 +367,7 @@ def _attention_spec(layer: Any, name: str | None, config: Any) -> AttentionSpec:
         value=(layer.values.shape[1], layer.values.shape[3]),
         dtype=layer.keys.dtype,
         device=layer.keys.device,
-        kind=name,
+        kind=str(name),
         window=window,
     )
 

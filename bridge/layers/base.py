@@ -36,6 +36,8 @@ class Call:
         slots: int64 [B, q], the slots of the tokens fed.
         valid: bool [B, T], which slots hold real tokens once these are written.
         first: bool, whether this is the prefill of an empty cache (static).
+        zero: floating [], 0 with the batch dimensions of `torch.vmap` that parameters and tokens have:
+            what a module writes in place must have them too.
         allowed: bool [B, q, T] or None, who may attend to whom, where the caller says so.
     """
 
@@ -43,6 +45,7 @@ class Call:
     slots: Tensor
     valid: Tensor
     first: bool
+    zero: Tensor
     allowed: Tensor | None = None
 
     @property

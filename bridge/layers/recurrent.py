@@ -145,7 +145,7 @@ class _RecurrentLayer(LinearAttentionLayer):
         for name, state in entry.items():
             what, index = name.rsplit("_", 1)
             place = self.conv_states if what == "conv" else self.recurrent_states
-            place[int(index)] = None if call.first else state.clone()
+            place[int(index)] = None if call.first else state + call.zero.to(state.dtype)
             if what == "conv":
                 self.sizes[int(index)] = state.shape[-1]
         indices = sorted({int(name.rsplit("_", 1)[1]) for name in entry})
