@@ -18,6 +18,7 @@ from purgen.concrete import is_concrete
 __all__ = [
     "check_appended",
     "check_apply",
+    "check_inputs",
     "check_left_padded",
     "check_not_rewound",
     "check_params",
@@ -113,6 +114,41 @@ def check_apply(
                 f"apply: cache_position of row {row} is {int(cache_position.reshape(-1)[row])}: with "
                 f"{width} token(s) it leaves the cache, which has the slots 0 to {capacity - 1}"
             )
+
+
+def check_inputs(inputs: Any, main: str, tokens: Tensor) -> None:
+    """Checks what an encoder is to read.
+
+    Args:
+        inputs: what should be a dict with `main`, and `attention_mask` where `main` is `input_ids`.
+        main: the name of what the encoder reads.
+        tokens: int64 [B, P], what the decoder reads.
+
+    Raises:
+        ValueError: an input is missing, unknown, or of other rows; the message names it.
+    """
+    known = {main, "attention_mask"} if main == "input_ids" else {main}
+    if not isinstance(inputs, dict) or main not in inputs:
+        raise ValueError(
+            f"prefill: inputs must hold {main!r}, what the encoder reads, not "
+            f"{sorted(inputs) if isinstance(inputs, dict) else inputs!r} (Prompt(…, inputs=…))"
+        )
+    for name, value in inputs.items():
+        if name not in known:
+            raise ValueError(f"prefill: inputs has {name!r}; this model knows {sorted(known)}")
+        if not isinstance(value, Tensor) or value.shape[0] != tokens.shape[0]:
+            raise ValueError(
+                f"prefill: inputs[{name!r}] must have the {tokens.shape[0]} rows of tokens, "
+                f"not {_kind(value)}"
+            )
+    mask = inputs.get("attention_mask")
+    if mask is not None:
+        if mask.shape != inputs[main].shape:
+            raise ValueError(
+                f"prefill: inputs['attention_mask'] must be {list(inputs[main].shape)} like "
+                f"{main}, not {_kind(mask)}"
+            )
+        _check_mask("prefill", "inputs['attention_mask']", mask)
 
 
 def check_left_padded(call: str, name: str, mask: Tensor) -> None:

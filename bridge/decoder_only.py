@@ -41,7 +41,7 @@ from bridge.skeleton import Skeleton
 from purgen.cache import Cache
 from purgen.model import ModelOutput
 
-__all__ = ["DecoderOnly", "decoder_only", "specs_of"]
+__all__ = ["DecoderOnly", "decoder_only", "specs_of", "to_bool"]
 
 Bias = Callable[[Call, Keys], Tensor]
 
@@ -106,6 +106,13 @@ class DecoderOnly:
     bias: Bias | None = None
     in_blocks: bool = True
 
+    @property
+    def max_length(self) -> int | None:
+        """The longest sequence that the configuration speaks of, or None."""
+        names = ("max_position_embeddings", "n_positions")
+        found = (getattr(self.skeleton.config, name, None) for name in names)
+        return next((length for length in found if length), None)
+
     def init_cache(self, batch_size: int, max_length: int) -> Cache:
         """Returns an empty cache of `max_length` slots a row (`Layout.empty`)."""
         return self.layout.empty(batch_size, max_length)
@@ -140,7 +147,7 @@ class DecoderOnly:
         call = Call(
             position=torch.zeros_like(cache.cache_position),
             slots=slots,
-            valid=_to_bool(mask, self.layout.capacity(cache)),
+            valid=to_bool(mask, self.layout.capacity(cache)),
             first=True,
             zero=self._zero(params, tokens),
         )
@@ -187,7 +194,7 @@ class DecoderOnly:
         if tokens.shape[1] > 1 and not self.in_blocks:
             return self._one_by_one(params, tokens, cache, position, attention_mask, position_ids)
         capacity, width = self.layout.capacity(cache), tokens.shape[1]
-        given = None if attention_mask is None else _to_bool(attention_mask, capacity)
+        given = None if attention_mask is None else to_bool(attention_mask, capacity)
         slots = position[..., None] + torch.arange(width, device=tokens.device)
         call = Call(
             position=position,
@@ -282,8 +289,8 @@ class DecoderOnly:
         )
 
 
-def _to_bool(mask: Tensor, width: int) -> Tensor:
-    """Returns a mask of 0 and 1 as bool, widened to `width` with False."""
+def to_bool(mask: Tensor, width: int) -> Tensor:
+    """Returns a mask of 0 and 1 as bool [B, width], widened with False."""
     return torch.nn.functional.pad(mask != 0, (0, width - mask.shape[1]))
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from bridge import alibi
 from bridge.decoder_only import decoder_only
+from bridge.encoder_decoder import encoder_decoder
 from bridge.errors import Unsupported
 from bridge.layers import Layout
 from bridge.skeleton import Skeleton
@@ -31,6 +32,11 @@ class Functions(Protocol):
     @property
     def layout(self) -> Layout:
         """What the caches look like."""
+        ...
+
+    @property
+    def max_length(self) -> int | None:
+        """The longest sequence that it can read, or None if that is not known."""
         ...
 
     def init_cache(self, batch_size: int, max_length: int) -> Cache:
@@ -126,8 +132,15 @@ _DECODER_ONLY = (
     "starcoder2",
 )
 
+_ENCODER_DECODER = ("bart", "marian", "mbart", "t5", "whisper")
+
 FAMILIES: Mapping[str, Adapter] = MappingProxyType(
-    {**dict.fromkeys(_DECODER_ONLY, decoder_only), "bloom": alibi.bloom, "falcon": alibi.falcon}
+    {
+        **dict.fromkeys(_DECODER_ONLY, decoder_only),
+        "bloom": alibi.bloom,
+        "falcon": alibi.falcon,
+        **dict.fromkeys(_ENCODER_DECODER, encoder_decoder),
+    }
 )
 
 # Types that pass a short check and are wrong later, or keep state outside any cache.

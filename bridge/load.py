@@ -76,7 +76,7 @@ def load(
     try:
         config = transformers.AutoConfig.from_pretrained(name, **options)
         adapter_of(config)  # refuses before anything large is read
-        module, report = transformers.AutoModelForCausalLM.from_pretrained(
+        module, report = _class_for(config).from_pretrained(
             name, dtype=wanted or "auto", output_loading_info=True, **options
         )
         if tokenizer is None:
@@ -92,6 +92,18 @@ def load(
     if place is not None:
         module = module.to(place)
     return from_module(module, tokenizer=tokenizer, max_length=max_length)
+
+
+def _class_for(config: Any) -> Any:
+    """Returns the auto class that knows a configuration, with a language modelling head."""
+    classes = (
+        transformers.AutoModelForCausalLM,
+        transformers.AutoModelForSeq2SeqLM,
+        transformers.AutoModelForSpeechSeq2Seq,
+    )
+    if getattr(config, "is_encoder_decoder", False):
+        classes = classes[1:]
+    return next((each for each in classes if type(config) in each._model_mapping), classes[0])
 
 
 def _check_module(module: Any, dtype: torch.dtype | None, device: torch.device | None) -> None:

@@ -93,6 +93,7 @@ def _sliding(call: Call, keys: Keys, reach: int | None) -> Tensor:
 
 def _chunked(call: Call, keys: Keys, reach: int | None) -> Tensor:
     # Chunks of a row begin with its first real token.
+    assert reach is not None
     query, key = _ranks(call, keys)
     return _full(call, keys, None) & (query // reach == key // reach)
 

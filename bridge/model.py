@@ -28,6 +28,7 @@ class HFModel(Model):
         params: dict from parameter name to tensor; a tied parameter appears once.
         tokenizer: the transformers tokenizer, or None.
         config: the transformers configuration, a copy.
+        decoder_start_token_id: int, what the decoder of an encoder-decoder model begins with.
 
     Example:
         >>> import bridge, torch, transformers
@@ -51,6 +52,7 @@ class HFModel(Model):
 
     tokenizer: Any = None
     config: Any = None
+    decoder_start_token_id: int = 0
 
     def __repr__(self) -> str:
         first = next(iter(self.params.values()))
@@ -72,7 +74,8 @@ class HFModel(Model):
                 A chat template has its own.
 
         Returns:
-            `purgen.Prompt` with tokens int64 [B, P] and mask bool [B, P], on the model's device.
+            `purgen.Prompt` with tokens int64 [B, P] and mask bool [B, P], on the model's device. For an
+            encoder-decoder model the texts are its `inputs`, and tokens are the start token.
 
         Raises:
             ValueError: no texts, a text without tokens, or a model without tokenizer.
@@ -94,8 +97,14 @@ class HFModel(Model):
         prompt = Prompt.from_lists(rows, pad_token_id=self.pad_token_id)
         device = next(iter(self.params.values())).device
         assert prompt.mask is not None
-        return dataclasses.replace(
-            prompt, tokens=prompt.tokens.to(device), mask=prompt.mask.to(device)
+        tokens, mask = prompt.tokens.to(device), prompt.mask.to(device)
+        if not getattr(self.config, "is_encoder_decoder", False):
+            return Prompt(tokens=tokens, mask=mask)
+        start = torch.full((len(rows), 1), self.decoder_start_token_id, device=device)
+        return Prompt(
+            tokens=start,
+            mask=torch.ones_like(start, dtype=torch.bool),
+            inputs={"input_ids": tokens, "attention_mask": mask},
         )
 
     def decode(
@@ -163,9 +172,7 @@ def from_module(module: Any, *, tokenizer: Any, max_length: int | None) -> HFMod
     if longest is not None:
         max_length = min(longest, max_length or longest)
     elif max_length is None:
-        names = ("max_position_embeddings", "n_positions")
-        found = (getattr(skeleton.config, name, None) for name in names)
-        max_length = next((length for length in found if length), None)
+        max_length = functions.max_length
     return HFModel(
         params=params,
         prefill=functions.prefill,
@@ -178,8 +185,12 @@ def from_module(module: Any, *, tokenizer: Any, max_length: int | None) -> HFMod
         max_length=max_length,
         slot_addressed=functions.layout.slot_addressed,
         shared_position=True,
+        needs_inputs=getattr(module.config, "is_encoder_decoder", False),
         tokenizer=tokenizer,
         config=skeleton.module.config,
+        decoder_start_token_id=next(
+            iter((*_ids(sources, "decoder_start_token_id"), *_ids(sources, "bos_token_id"))), 0
+        ),
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from bridge.encoder_decoder import EncoderDecoder, example_inputs
 from bridge.errors import Unsupported
 from bridge.families import Functions
 from bridge.skeleton import Skeleton
@@ -43,16 +44,26 @@ def self_check(functions: Functions, skeleton: Skeleton, params: dict[str, Tenso
     """
     device = params[skeleton.embedding].device
     width = _width(functions)
+    inputs = None
     tokens = (torch.arange(2 * width, device=device) * 31 + 7).reshape(2, width) % skeleton.num_ids
     mask = torch.ones(2, width, dtype=torch.bool, device=device)
-    mask[0, :_PADS] = False
-    position_ids = (mask.cumsum(dim=1) - 1).clamp(min=0)
-    expected = skeleton(
-        params, tokens, position_ids=position_ids, attention_mask=mask.to(torch.int64)
-    ).logits
+    if isinstance(functions, EncoderDecoder):
+        inputs = example_inputs(skeleton, params, rows=2)
+        arguments = {**inputs, "decoder_input_ids": tokens, "use_cache": False}
+        expected = skeleton.run(params, arguments).logits
+    else:
+        mask[0, :_PADS] = False
+        position_ids = (mask.cumsum(dim=1) - 1).clamp(min=0)
+        expected = skeleton(
+            params, tokens, position_ids=position_ids, attention_mask=mask.to(torch.int64)
+        ).logits
 
     out = functions.prefill(
-        params, tokens[:, :-3], functions.init_cache(2, width + 1), mask=mask[:, :-3]
+        params,
+        tokens[:, :-3],
+        functions.init_cache(2, width + 1),
+        mask=mask[:, :-3],
+        inputs=inputs,
     )
     got = [out.logits]
     out = functions.apply(params, tokens[:, -3:-1], out.cache)

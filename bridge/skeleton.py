@@ -111,6 +111,18 @@ class Skeleton:
             inputs["position_ids"] = position_ids
         if cache is not None:
             inputs[str(self.cache_argument)] = cache
+        return self.run(params, inputs)
+
+    def run(self, params: dict[str, Tensor], inputs: dict[str, Any]) -> Any:
+        """Runs the forward with arguments of its own names.
+
+        Args:
+            params: dict from name to tensor, all of them.
+            inputs: dict from name to value.
+
+        Returns:
+            The forward's output.
+        """
         if torch.compiler.is_compiling():
             return functional_call(self.module, params, (), inputs)
         with self.lock:

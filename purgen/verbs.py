@@ -82,7 +82,8 @@ def begin(
     cache = model.init_cache(
         batch_size, slots if buckets is None else buckets.fit_cache(width, total)
     )
-    if cache.layout is None and buckets is not None:  # one that cannot grow
+    if cache.layout is None and buckets is not None:  # one that cannot be lengthened
+        slots = total
         cache = model.init_cache(batch_size, slots)
     state = GenerationState(
         tokens=torch.nn.functional.pad(tokens, (0, slots - width), value=model.pad_token_id),
@@ -102,7 +103,7 @@ def begin(
     if transform is not None:
         state = replace(state, transform=transform.init(context))
     state = replace(state, stop=stop.init(context))
-    if width == 1 and not prompt.inputs:
+    if width == 1 and not (prompt.inputs or getattr(model, "needs_inputs", False)):
         return state
     mask = (torch.arange(width, device=tokens.device) >= start[:, None])[:, :-1]
     # The pad id may be one that the model has no embedding for: under pads it gets token 0.

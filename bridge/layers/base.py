@@ -114,7 +114,7 @@ class Layer(CacheLayerMixin):
 
     def __init__(self, position: Any, num_keys: int, *, is_sliding: bool) -> None:
         super().__init__()
-        self.position = position
+        self.position = self.seen = position
         self.num_keys = num_keys
         self.is_sliding = is_sliding
         self.is_initialized = True
@@ -123,8 +123,8 @@ class Layer(CacheLayerMixin):
         """Nothing is left to do: a layer is made from existing buffers."""
 
     def get_seq_length(self) -> Any:
-        """Returns how many slots were filled before this call; it does not move during the call."""
-        return self.position
+        """Returns what a module counts its positions from; it does not move during the call."""
+        return self.seen
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Returns how many slots are attended over, and the first of them."""

@@ -235,10 +235,15 @@ def tiny_module(name: str, **changes: Any) -> Any:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         module = transformers.AutoModelForCausalLM.from_config(config)
-        for parameter in module.parameters():
-            if parameter.ndim > 1:
-                torch.nn.init.normal_(parameter, std=1.3 / parameter.shape[-1] ** 0.5)
+        redraw(module)
     return module.eval()
+
+
+def redraw(module: Any) -> None:
+    """Draws all matrices anew, large enough that the tokens of a greedy run vary."""
+    for parameter in module.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=1.3 / parameter.shape[-1] ** 0.5)
 
 
 def ragged_prompt() -> tuple[Tensor, Tensor]:
