@@ -28,6 +28,8 @@ class HFModel(Model):
         params: dict from parameter name to tensor; a tied parameter appears once.
         tokenizer: the transformers tokenizer, or None.
         config: the transformers configuration, a copy.
+        layout: `purgen.CacheLayout`, the form of its caches: `layout.bytes_per_token()`,
+            `layout.bytes_per_row(max_length)`, each also for one layer.
         decoder_start_token_id: int, what the decoder of an encoder-decoder model begins with.
 
     Example:
@@ -52,6 +54,7 @@ class HFModel(Model):
 
     tokenizer: Any = None
     config: Any = None
+    layout: Any = None
     decoder_start_token_id: int = 0
 
     def __repr__(self) -> str:
@@ -188,6 +191,7 @@ def from_module(module: Any, *, tokenizer: Any, max_length: int | None) -> HFMod
         needs_inputs=getattr(module.config, "is_encoder_decoder", False),
         tokenizer=tokenizer,
         config=skeleton.module.config,
+        layout=functions.layout,
         decoder_start_token_id=next(
             iter((*_ids(sources, "decoder_start_token_id"), *_ids(sources, "bos_token_id"))), 0
         ),

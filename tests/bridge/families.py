@@ -265,6 +265,18 @@ def greedy(model: Any, tokens: Tensor, mask: Tensor, *, new_tokens: int = NEW_TO
     return torch.stack(chosen, dim=1)
 
 
+def generated(module: Any, tokens: Tensor, mask: Tensor) -> Tensor:
+    """Returns what `generate` adds, int64 [B, N]."""
+    out = module.generate(
+        tokens,
+        attention_mask=mask.long(),
+        do_sample=False,
+        min_new_tokens=NEW_TOKENS,
+        max_new_tokens=NEW_TOKENS,
+    )
+    return out[:, tokens.shape[1] :]
+
+
 def prefilled(model: Any, *, room: int = 12) -> purgen.Cache:
     """Returns the cache after the ragged prompt, with room for more tokens."""
     tokens, mask = ragged_prompt()

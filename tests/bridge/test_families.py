@@ -9,29 +9,19 @@ import bridge
 from bridge.families import FAMILIES as SUPPORTED
 from tests.bridge.families import (
     FAMILIES,
-    NEW_TOKENS,
     WINDOWED,
     assert_close,
+    generated,
     greedy,
     ragged_prompt,
     tiny_module,
 )
-
-
-def generated(module, tokens, mask):
-    """Returns what `generate` adds, int64 [B, N]."""
-    out = module.generate(
-        tokens,
-        attention_mask=mask.long(),
-        do_sample=False,
-        min_new_tokens=NEW_TOKENS,
-        max_new_tokens=NEW_TOKENS,
-    )
-    return out[:, tokens.shape[1] :]
+from tests.bridge.families_seq2seq import SEQ2SEQ
 
 
 def test_every_supported_type_is_tested():
-    assert {model_type for model_type, _ in FAMILIES.values()} == set(SUPPORTED)
+    tested = [*FAMILIES.values(), *SEQ2SEQ.values()]
+    assert {model_type for model_type, _ in tested} == set(SUPPORTED)
 
 
 # transformers before 5.24 scripts two activations of gpt_bigcode when it is imported

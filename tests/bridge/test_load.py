@@ -14,7 +14,7 @@ from bridge.families import FAMILIES as SUPPORTED
 from bridge.families import adapter_of
 from bridge.self_check import self_check
 from bridge.skeleton import parameters_of, skeleton_of
-from tests.bridge.families import assert_same, greedy, ragged_prompt, tiny_module
+from tests.bridge.families import assert_same, generated, greedy, ragged_prompt, tiny_module
 
 
 def test_module_is_only_read():
@@ -138,7 +138,7 @@ def test_vocab_size_is_the_width_of_the_logits(modules):
     assert bridge.load(modules("gpt2")).max_length == 128
 
 
-@pytest.mark.parametrize("model_type", ["bloom", "mamba", "recurrent_gemma", "jamba"])
+@pytest.mark.parametrize("model_type", ["recurrent_gemma", "rwkv"])
 def test_unsupported_type(model_type, tmp_path):
     """Refused by name, and before the weights are read (there are none in the folder)."""
     assert model_type not in SUPPORTED
@@ -147,34 +147,60 @@ def test_unsupported_type(model_type, tmp_path):
         bridge.load(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("name", "settings", "message"),
-    [
-        (
-            "llama",
-            {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
-            "rope_type 'dynamic'",
-        ),
-        (
-            "phi3",
-            {
-                "rope_parameters": {
-                    "rope_type": "longrope",
-                    "rope_theta": 1e4,
-                    "short_factor": [1.0] * 4,
-                    "long_factor": [2.0] * 4,
-                    "original_max_position_embeddings": 16,
-                },
-                "original_max_position_embeddings": 16,
-            },
-            "rope_type 'longrope'",
-        ),
-        ("falcon", {"alibi": True}, "alibi=True"),
-    ],
-)
-def test_unsupported_setting(name, settings, message):
-    with pytest.raises(bridge.Unsupported, match=message):
-        bridge.load(tiny_module(name, **settings))
+def test_a_type_that_is_not_listed_is_tried(monkeypatch):
+    """It is taken if it computes what its module does, and refused by name if it does not."""
+    listed = {key: value for key, value in SUPPORTED.items() if key not in ("llama", "bloom")}
+    for place in ("bridge.families.FAMILIES", "bridge.model.FAMILIES"):
+        monkeypatch.setattr(place, listed)
+    tokens, mask = ragged_prompt()
+    model = bridge.load(tiny_module("llama"))
+    assert len(greedy(model, tokens, mask)) == 3
+    with pytest.raises(bridge.Unsupported, match="model type 'bloom'"):  # its adapter is needed
+        bridge.load(tiny_module("bloom"))
+
+
+_LONGROPE = {
+    "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "short_factor": [1.0] * 4,
+        "long_factor": [2.0, 3.0, 4.0, 5.0],
+        "original_max_position_embeddings": 16,
+    },
+    "original_max_position_embeddings": 16,
+}
+_DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}
+
+
+def test_longrope_by_length():
+    """Short frequencies up to the trained length, long ones for a model loaded for more."""
+    module = tiny_module("phi3", **_LONGROPE)
+    assert bridge.load(module).max_length == 16
+    long = bridge.load(module, max_length=100)
+    assert long.max_length == 100
+    tokens = torch.arange(40).reshape(2, 20) + 5
+    mask = torch.ones_like(tokens, dtype=torch.bool)
+    expected = generated(module, tokens, mask)
+    assert greedy(long, tokens, mask).tolist() == expected.tolist()
+    short = bridge.load(module)
+    assert greedy(short, tokens, mask).tolist() != expected.tolist(), "the factors must matter"
+
+
+def test_dynamic_rope_up_to_the_trained_length():
+    module = tiny_module("llama", **_DYNAMIC)
+    tokens, mask = ragged_prompt()
+    model = bridge.load(module)
+    assert model.max_length == 128
+    assert greedy(model, tokens, mask).tolist() == generated(module, tokens, mask).tolist()
+    with pytest.raises(bridge.Unsupported, match="rope_type 'dynamic' and sequences of 200"):
+        bridge.load(module, max_length=200)
+
+
+def test_llama4_up_to_its_scale():
+    module = tiny_module("llama4_text")
+    assert bridge.load(module).max_length == 8191
+    with pytest.raises(bridge.Unsupported, match="max_length=8191"):
+        bridge.load(module, max_length=9000)
 
 
 def test_layers_of_different_configurations():
@@ -183,13 +209,6 @@ def test_layers_of_different_configurations():
     )
     with pytest.raises(bridge.Unsupported, match="'llama' with layers of different"):
         adapter_of(config)
-
-
-def test_unknown_layer_type(modules):
-    module = copy.deepcopy(modules("qwen3"))
-    module.config.layer_types = ["full_attention", "chunked_attention"]
-    with pytest.raises(bridge.Unsupported, match="'qwen3': layers of type 'chunked_attention'"):
-        bridge.load(module)
 
 
 def test_quantised_weights(modules):
