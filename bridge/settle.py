@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from bridge.errors import Unsupported
 
@@ -70,16 +71,9 @@ def _settle_rotary(part: Any, max_length: int | None) -> int | None:
             f"model type {config.model_type!r} with rope_type {kind!r} and sequences of {max_length} "
             f"tokens is not supported: it computes its frequencies from what it has seen{advice}"
         )
-    if not short:
-        # As the module itself would, once a position lies beyond.
-        frequencies, _ = _initial(part)(config, part.inv_freq.device, seq_len=trained + 1)
-        part.register_buffer("inv_freq", frequencies.to(torch.float32), persistent=False)
+    # The module may have run before, and then holds whichever it used last.
+    seen = trained if short else trained + 1
+    frequencies, _ = ROPE_INIT_FUNCTIONS[kind](config, part.inv_freq.device, seq_len=seen)
+    part.register_buffer("inv_freq", frequencies.to(torch.float32), persistent=False)
     part.rope_type = "default"
     return trained if short else None
-
-
-def _initial(part: Any) -> Any:
-    """Returns the function that a rotary module computes its frequencies with."""
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-    return ROPE_INIT_FUNCTIONS[part.rope_type]
