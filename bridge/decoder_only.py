@@ -188,8 +188,9 @@ class DecoderOnly:
             check_apply(
                 params, tokens, cache, position, attention_mask, position_ids, **self._expected
             )
+            if self.layout.rewind is not None:
+                check_not_rewound(cache, position, self.layout.rewind)
             if not self.layout.slot_addressed:
-                check_not_rewound(cache, position)
                 check_appended(cache, position, attention_mask, tokens.shape[1])
         if tokens.shape[1] > 1 and not self.in_blocks:
             return self._one_by_one(params, tokens, cache, position, attention_mask, position_ids)
@@ -230,8 +231,8 @@ class DecoderOnly:
         )
         after = {"valid": call.valid, "layers": [layer.entry() for layer in layers]}
         position = (call.slots[:, -1] + 1).contiguous()
-        if not self.layout.slot_addressed:
-            after["fed"] = position.clone()
+        if self.layout.rewind is not None:
+            after["fed"] = torch.maximum(position, cache.layers["fed"])
         return ModelOutput(
             logits=output.logits.contiguous(),
             cache=Cache(layers=after, cache_position=position, layout=self.layout),

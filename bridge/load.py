@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import transformers
 
+from bridge.cache_kinds import CacheKind
 from bridge.families import adapter_of
 from bridge.gguf import converted
 from bridge.model import HFModel, from_module
@@ -24,6 +25,7 @@ def load(
     max_length: int | None = None,
     trust_remote_code: bool = False,
     tokenizer: Any = None,
+    cache: CacheKind | None = None,
 ) -> HFModel:
     """Makes a `purgen.Model` of a Hugging Face model.
 
@@ -41,6 +43,8 @@ def load(
         trust_remote_code: whether code that comes with the checkpoint may run.
         tokenizer: a transformers tokenizer in place of the checkpoint's; a `PreTrainedModel` has
             none.
+        cache: what the layers keep: `bridge.ring_cache()`, `bridge.quantized_cache()`; None:
+            everything.
 
     Returns:
         The model.
@@ -65,7 +69,7 @@ def load(
     place = None if device is None else torch.device(device)
     if isinstance(source, transformers.PreTrainedModel):
         _check_module(source, wanted, place)
-        return from_module(source, tokenizer=tokenizer, max_length=max_length)
+        return from_module(source, tokenizer=tokenizer, max_length=max_length, cache=cache)
     if not isinstance(source, str | os.PathLike):
         raise TypeError(
             "load: source must be a hub id, a path or a PreTrainedModel, "
@@ -91,7 +95,7 @@ def load(
             )
     if place is not None:
         module = module.to(place)
-    return from_module(module, tokenizer=tokenizer, max_length=max_length)
+    return from_module(module, tokenizer=tokenizer, max_length=max_length, cache=cache)
 
 
 def _class_for(config: Any) -> Any:

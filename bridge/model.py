@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bridge.cache_kinds import CacheKind, with_kind
 from bridge.errors import Unsupported
 from bridge.families import FAMILIES, Adapter, Functions, adapter_of
 from bridge.self_check import self_check
@@ -145,13 +146,16 @@ class HFModel(Model):
         return self.tokenizer
 
 
-def from_module(module: Any, *, tokenizer: Any, max_length: int | None) -> HFModel:
+def from_module(
+    module: Any, *, tokenizer: Any, max_length: int | None, cache: CacheKind | None = None
+) -> HFModel:
     """Makes the model of a module, and checks that it computes the same.
 
     Args:
         module: a `PreTrainedModel`; only read.
         tokenizer: its tokenizer, or None.
         max_length: the longest sequence it can read; None: what its configuration says.
+        cache: what its layers keep; None: everything.
 
     Returns:
         The model.
@@ -169,6 +173,9 @@ def from_module(module: Any, *, tokenizer: Any, max_length: int | None) -> HFMod
     longest = settle(skeleton.module, max_length)
     settle(reference.module, max_length)
     functions, vocab_size = _functions_of(adapter, skeleton, reference, params)
+    if cache is not None:
+        layout = with_kind(functions.layout, cache)
+        functions = dataclasses.replace(functions, layout=layout)  # type: ignore[type-var]
     sources = (getattr(module, "generation_config", None), module.config, tokenizer)
     eos = _ids(sources, "eos_token_id")
     pads = [token for token in _ids(sources, "pad_token_id") if token >= 0]

@@ -40,6 +40,7 @@ class AttentionSpec:
     window: int | None = None
 
     slot_addressed = True
+    rewind = None
 
     @property
     def attention(self) -> AttentionSpec:

@@ -72,6 +72,11 @@ class LayerSpec(Protocol):
         """Whether feeding a token again at its slot changes nothing, so that it can be rewound."""
         ...
 
+    @property
+    def rewind(self) -> int | None:
+        """How many slots lowering the position may go back; None: as many as there are."""
+        ...
+
     def empty(self, batch_size: int, max_length: int) -> Entry:
         """Returns the entry of an empty cache."""
         ...

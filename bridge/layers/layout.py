@@ -20,8 +20,8 @@ class Layout:
     """`purgen.CacheLayout` of caches `{"valid": bool [B, T], "layers": [entry, …]}`.
 
     `valid` says which slots hold real tokens, so that a call without a mask knows the pads. Where a
-    layer keeps a state without slots, `"fed"` int64 [B] says besides how many slots are in it, so
-    that a rewind is noticed.
+    layer cannot go back to every slot (a state without slots, a ring), `"fed"` int64 [B] says besides
+    how far it has been, so that a rewind that is wrong is noticed.
 
     Attributes:
         specs: one a layer.
@@ -35,6 +35,12 @@ class Layout:
     def slot_addressed(self) -> bool:
         """Whether a row can be rewound by lowering its position: no layer keeps anything else."""
         return all(spec.slot_addressed for spec in self.specs)
+
+    @property
+    def rewind(self) -> int | None:
+        """How many slots lowering the position may go back; None: as many as there are."""
+        limits = [spec.rewind for spec in self.specs if spec.rewind is not None]
+        return min(limits, default=None)
 
     def empty(self, batch_size: int, max_length: int) -> Cache:
         """Returns an empty cache.
@@ -56,7 +62,7 @@ class Layout:
             "valid": torch.zeros(batch_size, max_length, dtype=torch.bool, device=self.device),
             "layers": [spec.empty(batch_size, max_length) for spec in self.specs],
         }
-        if not self.slot_addressed:
+        if self.rewind is not None:
             layers["fed"] = torch.zeros(batch_size, dtype=torch.int64, device=self.device)
         return Cache(
             layers=layers,
@@ -93,7 +99,7 @@ class Layout:
         changes: dict[str, Any] = {
             "layers": [spec.kept(moves, new, old) for spec, new, old in entries]
         }
-        if not self.slot_addressed:
+        if self.rewind is not None:
             changes["fed"] = torch.where(moves, after.layers["fed"], before.layers["fed"])
         return self._with(after, **changes)
 

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import LinearAttentionCacheLayerMixin, LinearAttentionLayer
 
-from bridge.layers.attention import AttentionSpec
 from bridge.layers.base import Call, Entry, Keys
 from purgen.pytree import where_rows
 
@@ -37,7 +36,8 @@ class RecurrentSpec:
     kind: str = "linear_attention"
 
     slot_addressed = False
-    attention: AttentionSpec | None = None
+    rewind = 0
+    attention = None
 
     def empty(self, batch_size: int, max_length: int) -> Entry:
         """Returns a zero state of each name, [B, …]."""
@@ -76,14 +76,15 @@ class HybridSpec:
     """A layer with attention and a state side by side.
 
     Attributes:
-        attention: its attention.
+        attention: what its attention keeps.
         recurrent: its states.
     """
 
-    attention: AttentionSpec
+    attention: Any
     recurrent: RecurrentSpec
 
     slot_addressed = False
+    rewind = 0
 
     @property
     def kind(self) -> str:
@@ -117,7 +118,11 @@ class HybridSpec:
     def kept(self, moves: Tensor, after: Entry, before: Entry) -> Entry:
         """Returns `after`, with the old states in rows that have not moved."""
         keys, states = self._split(after)
-        return {**keys, **self.recurrent.kept(moves, states, self._split(before)[1])}
+        old_keys, old_states = self._split(before)
+        return {
+            **self.attention.kept(moves, keys, old_keys),
+            **self.recurrent.kept(moves, states, old_states),
+        }
 
     def held(self, entry: Entry, seen: Tensor) -> Tensor:
         """Returns int64 [B], the slots within reach of the attention."""

@@ -24,6 +24,7 @@ class SharedSpec:
     kind: str = "full_attention"
 
     slot_addressed = True
+    rewind = None
     attention = None
 
     def empty(self, batch_size: int, max_length: int) -> Entry:
