@@ -94,15 +94,19 @@ def check_apply(
     if position_ids is not None:
         _check_int64("apply", "position_ids", position_ids, "[B, q]", (rows, width), tokens.device)
     if attention_mask is not None:
-        if (
-            not isinstance(attention_mask, Tensor)
-            or attention_mask.ndim != 2
-            or attention_mask.shape[0] != rows
-            or attention_mask.shape[1] > capacity
-        ):
+        shape = attention_mask.shape if isinstance(attention_mask, Tensor) else ()
+        packed = len(shape) == 4
+        form = "[B, 1, q, at most T]" if packed else "[B, at most T]"
+        wanted = (rows, 1, width) if packed else (rows,)
+        if tuple(shape[:-1]) != wanted or shape[-1] > capacity:
             raise ValueError(
-                f"apply: attention_mask must be [B, at most T] = [{rows}, at most {capacity}], "
-                f"not {_kind(attention_mask)}"
+                f"apply: attention_mask must be {form} = "
+                f"[{', '.join(map(str, wanted))}, at most {capacity}], not {_kind(attention_mask)}"
+            )
+        if packed and position_ids is None:
+            raise ValueError(
+                "apply: position_ids must be given with an attention_mask [B, 1, q, T], which does not "
+                "say where a sequence begins"
             )
         _check_mask("apply", "attention_mask", attention_mask)
     _check_ids("apply", tokens, ids)
@@ -174,25 +178,26 @@ def check_left_padded(call: str, name: str, mask: Tensor) -> None:
         )
 
 
-def check_not_rewound(cache: Cache, position: Tensor) -> None:
-    """Refuses a position that a recurrent state is already beyond.
+def check_not_rewound(cache: Cache, position: Tensor, rewind: int) -> None:
+    """Refuses a position that lies further back than the layers can go.
 
     Args:
         cache: a cache with `layers["fed"]`.
         position: int64 [B] or 0-d, where the caller wants to go on.
+        rewind: how many slots they can go back: 0 for recurrent states, the slack of a ring.
 
     Raises:
-        ValueError: it lies before what the states have been fed.
+        ValueError: it lies before that.
     """
     fed = cache.layers["fed"]
     if is_concrete(fed, position):
-        back = position.expand_as(fed) < fed
+        back = position.expand_as(fed) < fed - rewind
         if back.any():
             row = int(back.nonzero()[0, 0])
             raise ValueError(
                 f"apply: cache_position of row {row} is {int(position.expand_as(fed)[row])}, and its "
-                f"states have been fed {int(fed[row])} slots: this model cannot be rewound; keep the "
-                "earlier cache, which is a value, and go on from that"
+                f"layers have been fed {int(fed[row])} slots: this cache can be rewound by {rewind} "
+                "at most; keep the earlier cache, which is a value, and go on from that"
             )
 
 

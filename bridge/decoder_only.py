@@ -118,7 +118,14 @@ class DecoderOnly:
         return self.layout.empty(batch_size, max_length)
 
     def prefill(
-        self, params: Any, tokens: Tensor, cache: Cache, *, mask: Tensor, inputs: Any = None
+        self,
+        params: Any,
+        tokens: Tensor,
+        cache: Cache,
+        *,
+        mask: Tensor,
+        inputs: Any = None,
+        logits: bool = True,
     ) -> ModelOutput:
         """Fills an empty cache from slot 0.
 
@@ -128,6 +135,7 @@ class DecoderOnly:
             cache: an empty cache of at least P slots.
             mask: bool (or integers 0 and 1) [B, P], True at real tokens. A row may have none.
             inputs: other inputs; such a model has none.
+            logits: whether those of all positions are wanted; if not, [B, 1, V] or [B, P, V] come back.
 
         Returns:
             `purgen.ModelOutput` with logits [B, P, V] and the filled cache. At pads the logits are
@@ -151,7 +159,8 @@ class DecoderOnly:
             first=True,
             zero=self._zero(params, tokens),
         )
-        return self._run(params, tokens, cache, call, masks.rank_at(call.valid, slots))
+        position_ids = masks.rank_at(call.valid, slots)
+        return self._run(params, tokens, cache, call, position_ids, logits=logits)
 
     def apply(
         self,
@@ -172,7 +181,9 @@ class DecoderOnly:
             cache_position: int64 [B], the slot of the first token, or 0-d, one for all rows; left
                 out, the cache's own.
             attention_mask: bool (or integers 0 and 1) [B, up to T], True at slots that hold real
-                tokens, these among them; left out, what the cache knows, and these are real.
+                tokens, these among them; left out, what the cache knows, and these are real. Or
+                [B, 1, q, up to T], True where a query may attend to a slot, whatever their order: so
+                several sequences share a row. It needs `position_ids`; a sliding window holds besides.
             position_ids: int64 [B, q]; left out, the number of real tokens before each.
 
         Returns:
@@ -195,7 +206,10 @@ class DecoderOnly:
         if tokens.shape[1] > 1 and not self.in_blocks:
             return self._one_by_one(params, tokens, cache, position, attention_mask, position_ids)
         capacity, width = self.layout.capacity(cache), tokens.shape[1]
-        given = None if attention_mask is None else to_bool(attention_mask, capacity)
+        packed = attention_mask is not None and attention_mask.ndim == 4
+        given = None
+        if attention_mask is not None and not packed:
+            given = to_bool(attention_mask, capacity)
         slots = position[..., None] + torch.arange(width, device=tokens.device)
         call = Call(
             position=position,
@@ -203,6 +217,7 @@ class DecoderOnly:
             valid=masks.real_slots(cache.layers["valid"], position, width, given),
             first=False,
             zero=self._zero(params, tokens),
+            allowed=to_bool(attention_mask[:, 0], capacity) if packed else None,
         )
         if position_ids is None:
             position_ids = masks.rank_at(call.valid, call.slots)
@@ -217,7 +232,14 @@ class DecoderOnly:
         return {"reference": self.skeleton.embedding, "ids": self.skeleton.num_ids}
 
     def _run(
-        self, params: Any, tokens: Tensor, cache: Cache, call: Call, position_ids: Tensor
+        self,
+        params: Any,
+        tokens: Tensor,
+        cache: Cache,
+        call: Call,
+        position_ids: Tensor,
+        *,
+        logits: bool = True,
     ) -> ModelOutput:
         """Runs the forward and reads the new cache out of the layers."""
         entries, specs = cache.layers["layers"], self.layout.specs
@@ -228,8 +250,17 @@ class DecoderOnly:
             position_ids=position_ids,
             attention_mask=self._masks(params, entries, call),
             cache=HFCache(layers=layers),
+            last_only=not logits,
         )
-        after = {"valid": call.valid, "layers": [layer.entry() for layer in layers]}
+        found = [layer.entry() for layer in layers]
+        if call.width == 1 and not self.layout.slot_addressed:
+            # A single pad before the text: modules mask pads among several tokens only.
+            real = call.valid.gather(1, call.slots)[:, 0]
+            found = [
+                spec.kept(real, new, old)
+                for spec, new, old in zip(specs, found, entries, strict=True)
+            ]
+        after = {"valid": call.valid, "layers": found}
         position = (call.slots[:, -1] + 1).contiguous()
         if self.layout.rewind is not None:
             after["fed"] = torch.maximum(position, cache.layers["fed"])
@@ -291,8 +322,8 @@ class DecoderOnly:
 
 
 def to_bool(mask: Tensor, width: int) -> Tensor:
-    """Returns a mask of 0 and 1 as bool [B, width], widened with False."""
-    return torch.nn.functional.pad(mask != 0, (0, width - mask.shape[1]))
+    """Returns a mask of 0 and 1 as bool [B, …, width], widened with False."""
+    return torch.nn.functional.pad(mask != 0, (0, width - mask.shape[-1]))
 
 
 @torch.no_grad()

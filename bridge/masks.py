@@ -77,6 +77,12 @@ def additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _full(call: Call, keys: Keys, reach: int | None) -> Tensor:
+    if call.allowed is not None:
+        allowed = call.allowed
+        if keys.slots.ndim == 1:
+            return allowed[:, :, : keys.slots.shape[0]]
+        index = keys.slots.clamp(0, allowed.shape[2] - 1)[:, None, :].expand(-1, call.width, -1)
+        return allowed.gather(2, index) & keys.valid[:, None, :]
     slots = keys.slots if keys.slots.ndim == 1 else keys.slots[:, None, :]
     causal = slots <= call.slots[..., None]
     return causal & keys.valid[:, None, :]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bridge.cache_kinds import CacheKind, with_kind
+from bridge.decoder_only import DecoderOnly
 from bridge.errors import Unsupported
 from bridge.families import FAMILIES, Adapter, Functions, adapter_of
 from bridge.self_check import self_check
@@ -195,6 +196,7 @@ def from_module(
         max_length=max_length,
         slot_addressed=functions.layout.slot_addressed,
         shared_position=True,
+        prefill_takes_logits=isinstance(functions, DecoderOnly),
         needs_inputs=getattr(module.config, "is_encoder_decoder", False),
         tokenizer=tokenizer,
         config=skeleton.module.config,

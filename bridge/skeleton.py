@@ -63,6 +63,7 @@ class Skeleton:
         num_ids: int, how many token ids it embeds.
         cache_argument: what the forward calls its cache, or None if it takes none.
         takes_position_ids: whether the forward takes `position_ids`.
+        takes_logits_to_keep: whether the forward takes `logits_to_keep`.
         lock: held while parameters are in the module, so that threads do not mix theirs.
     """
 
@@ -72,6 +73,7 @@ class Skeleton:
     num_ids: int
     cache_argument: str | None
     takes_position_ids: bool
+    takes_logits_to_keep: bool
     lock: Any = dataclasses.field(default_factory=threading.Lock)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -88,6 +90,7 @@ class Skeleton:
         position_ids: Tensor,
         attention_mask: Any = None,
         cache: Any = None,
+        last_only: bool = False,
     ) -> Any:
         """Runs the forward.
 
@@ -97,6 +100,8 @@ class Skeleton:
             position_ids: int64 [B, q].
             attention_mask: whatever the forward takes.
             cache: a transformers cache, which this call changes, or None.
+            last_only: whether the logits of the last token are enough, where the forward can leave
+                out the others.
 
         Returns:
             The forward's output, with the `hidden_states` of all layers.
@@ -109,6 +114,8 @@ class Skeleton:
         }
         if self.takes_position_ids:
             inputs["position_ids"] = position_ids
+        if last_only and self.takes_logits_to_keep:
+            inputs["logits_to_keep"] = 1
         if cache is not None:
             inputs[str(self.cache_argument)] = cache
         return self.run(params, inputs)
@@ -142,7 +149,10 @@ def skeleton_of(module: Any) -> Skeleton:
         Unsupported: the module has no language modelling head.
     """
     memo: dict[int, Any] = {
-        id(parameter): nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=False)
+        # not empty_like: a quantised weight, a subclass of Tensor, may not know it
+        id(parameter): nn.Parameter(
+            torch.empty(parameter.shape, dtype=parameter.dtype, device="meta"), requires_grad=False
+        )
         for parameter in module.parameters()
     }
     copied: Any = copy.deepcopy(module, memo).eval()
@@ -165,4 +175,5 @@ def skeleton_of(module: Any) -> Skeleton:
         num_ids=weight.shape[0],
         cache_argument=next((name for name in _CACHE_ARGUMENTS if name in accepted), None),
         takes_position_ids="position_ids" in accepted,
+        takes_logits_to_keep="logits_to_keep" in accepted,
     )

@@ -54,6 +54,8 @@ class Model:
         slot_addressed: bool, whether all that the cache keeps of a token is in the slot of that token
             (attention), so that feeding it again changes nothing. Where it is not (a recurrent
             state), the cache of a row that has stopped is kept by a copy in each step.
+        prefill_takes_logits: bool, whether `prefill` also takes `logits=False`, to leave out those that
+            nobody wants: all but, at most, the last.
         needs_inputs: bool, whether a prompt must have `inputs` (an encoder's).
         shared_position: bool, whether `apply` also takes a 0-d `cache_position`: one slot for all rows,
             which is cheaper to write to.
@@ -93,6 +95,7 @@ class Model:
     bos_token_id: int | None = None
     max_length: int | None = None
     slot_addressed: bool = False
+    prefill_takes_logits: bool = False
     needs_inputs: bool = False
     shared_position: bool = False
 

@@ -38,7 +38,8 @@ class Call:
         first: bool, whether this is the prefill of an empty cache (static).
         zero: floating [], 0 with the batch dimensions of `torch.vmap` that parameters and tokens have:
             what a module writes in place must have them too.
-        allowed: bool [B, q, T] or None, who may attend to whom, where the caller says so.
+        allowed: bool [B, q, T] or None, who may attend to whom, where the caller says so: then neither
+            the order of the slots nor `valid` does.
     """
 
     position: Tensor
