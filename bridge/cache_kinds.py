@@ -5,17 +5,24 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Protocol
 
+from torch import Tensor
+
 from bridge.layers import AttentionSpec, HybridSpec, Layout
 from bridge.layers.quantized import QuantizedSpec
 from bridge.layers.ring import RingSpec
+from bridge.layers.sinks import SinkSpec
+from bridge.rotary import rotation_of
+from bridge.skeleton import Skeleton
 
-__all__ = ["CacheKind", "quantized_cache", "ring_cache", "with_kind"]
+__all__ = ["CacheKind", "attention_sinks", "quantized_cache", "ring_cache", "with_kind"]
 
 
 class CacheKind(Protocol):
     """Says what a layer with attention keeps."""
 
-    def __call__(self, attention: AttentionSpec) -> Any:
+    def __call__(
+        self, attention: AttentionSpec, skeleton: Skeleton, params: dict[str, Tensor]
+    ) -> Any:
         """Returns the `LayerSpec` in place of a layer's full attention."""
         ...
 
@@ -57,7 +64,7 @@ def ring_cache(*, slack: int = 16) -> CacheKind:
     if not isinstance(slack, int) or slack < 0:
         raise ValueError(f"ring_cache: slack must be an int of at least 0, not {slack!r}")
 
-    def kind(attention: AttentionSpec) -> Any:
+    def kind(attention: AttentionSpec, *_: Any) -> Any:
         if attention.window is None or attention.kind != "sliding_attention":
             return attention
         return RingSpec(attention=attention, slack=slack)
@@ -86,22 +93,61 @@ def quantized_cache(*, bits: int = 8) -> CacheKind:
     """
     if bits != 8:
         raise ValueError(f"quantized_cache: bits must be 8, not {bits!r}")
-    return lambda attention: QuantizedSpec(attention=attention)
+    return lambda attention, *_: QuantizedSpec(attention=attention)
 
 
-def with_kind(layout: Layout, kind: CacheKind | None) -> Layout:
+def attention_sinks(*, sinks: int = 4, recent: int = 1020) -> CacheKind:
+    """Keeps the first tokens and the newest: a stream without end in bounded memory (StreamingLLM).
+
+    Layers with a window of their own keep everything. A prompt is read at once up to `sinks + recent`
+    tokens, from there on token by token. The cache cannot be rewound. `cache.seen(layer)` tells how
+    many slots were read, `cache.held(layer)` how many tokens are still there.
+
+    Args:
+        sinks: first tokens of a row that stay, at least 1.
+        recent: newest tokens besides, at least 1.
+
+    Returns:
+        The kind. `bridge.load` raises `Unsupported` for a model whose positions are not rotations.
+
+    Raises:
+        ValueError: a number below 1.
+
+    Reference:
+        Xiao et al., 2023, arXiv:2309.17453.
+
+    Example:
+        >>> import bridge
+        >>> kind = bridge.attention_sinks(sinks=4, recent=252)  # bridge.load(…, cache=kind)
+    """
+    for name, value in (("sinks", sinks), ("recent", recent)):
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"attention_sinks: {name} must be an int of at least 1, not {value!r}")
+
+    def kind(attention: AttentionSpec, skeleton: Skeleton, params: dict[str, Tensor]) -> Any:
+        if attention.window is not None:
+            return attention
+        rotate = rotation_of(skeleton, params, attention.kind)
+        return SinkSpec(attention=attention, sinks=sinks, recent=recent, rotate=rotate)
+
+    return kind
+
+
+def with_kind(
+    layout: Layout, kind: CacheKind, skeleton: Skeleton, params: dict[str, Tensor]
+) -> Layout:
     """Returns a layout whose layers with attention keep what `kind` says.
 
     Args:
         layout: of a model whose layers keep everything.
-        kind: None leaves it so.
+        kind: what they are to keep.
+        skeleton: the model's structure.
+        params: its parameters.
     """
-    if kind is None:
-        return layout
 
     def changed(spec: Any) -> Any:
         if isinstance(spec, HybridSpec):
-            return dataclasses.replace(spec, attention=kind(spec.attention))
-        return kind(spec) if isinstance(spec, AttentionSpec) else spec
+            return dataclasses.replace(spec, attention=kind(spec.attention, skeleton, params))
+        return kind(spec, skeleton, params) if isinstance(spec, AttentionSpec) else spec
 
     return dataclasses.replace(layout, specs=tuple(changed(spec) for spec in layout.specs))

@@ -151,6 +151,9 @@ class DecoderOnly:
             check_prefill(params, tokens, cache, mask, **self._expected)
             if not self.layout.slot_addressed:
                 check_left_padded("prefill", "mask", mask)
+        block = self.layout.block
+        if block is not None and tokens.shape[1] > block:
+            return self._prefill_singly(params, tokens, cache, mask, block)
         slots = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         call = Call(
             position=torch.zeros_like(cache.cache_position),
@@ -203,7 +206,7 @@ class DecoderOnly:
                 check_not_rewound(cache, position, self.layout.rewind)
             if not self.layout.slot_addressed:
                 check_appended(cache, position, attention_mask, tokens.shape[1])
-        if tokens.shape[1] > 1 and not self.in_blocks:
+        if tokens.shape[1] > 1 and (not self.in_blocks or self.layout.block is not None):
             return self._one_by_one(params, tokens, cache, position, attention_mask, position_ids)
         capacity, width = self.layout.capacity(cache), tokens.shape[1]
         packed = attention_mask is not None and attention_mask.ndim == 4
@@ -287,6 +290,18 @@ class DecoderOnly:
             pads = fed if call.first or call.width > 1 else None
             mask_of |= dict.fromkeys(("linear_attention", "conv"), pads)
         return mask_of if self.keyed else next(iter(mask_of.values()))
+
+    def _prefill_singly(
+        self, params: Any, tokens: Tensor, cache: Cache, mask: Tensor, block: int
+    ) -> ModelOutput:
+        """Reads as much of a prompt as goes at once, and the rest token by token."""
+        head = self.prefill(params, tokens[:, :block], cache, mask=mask[:, :block])
+        rest = self.apply(params, tokens[:, block:], head.cache, attention_mask=mask)
+        return ModelOutput(
+            logits=torch.cat([head.logits, rest.logits], dim=1),
+            cache=rest.cache,
+            hidden_states=torch.cat([head.hidden_states, rest.hidden_states], dim=1),
+        )
 
     def _one_by_one(
         self,

@@ -175,7 +175,7 @@ def from_module(
     settle(reference.module, max_length)
     functions, vocab_size = _functions_of(adapter, skeleton, reference, params)
     if cache is not None:
-        layout = with_kind(functions.layout, cache)
+        layout = with_kind(functions.layout, cache, skeleton, params)
         functions = dataclasses.replace(functions, layout=layout)  # type: ignore[type-var]
     sources = (getattr(module, "generation_config", None), module.config, tokenizer)
     eos = _ids(sources, "eos_token_id")

@@ -42,6 +42,12 @@ class Layout:
         limits = [spec.rewind for spec in self.specs if spec.rewind is not None]
         return min(limits, default=None)
 
+    @property
+    def block(self) -> int | None:
+        """How many tokens an empty cache may be fed at once, further ones singly; None: any number."""
+        limits = [getattr(spec, "block", None) for spec in self.specs]
+        return min((limit for limit in limits if limit is not None), default=None)
+
     def empty(self, batch_size: int, max_length: int) -> Cache:
         """Returns an empty cache.
 

@@ -189,6 +189,70 @@ def test_compiles_once_and_vmaps(kind):
         assert_close(out[lane], model.apply(model.params, TOKENS[:, :1], each).logits)
 
 
+SINKS, RECENT = 3, 5
+
+
+@functools.cache
+def sinks_of(name, **changes):
+    kind = bridge.attention_sinks(sinks=SINKS, recent=RECENT)
+    return bridge.load(tiny_module(name, **changes), cache=kind)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_neox", "phi3"])
+def test_sinks_are_what_the_held_tokens_give(name):
+    """With one layer, keys depend on a token alone: the model, fed just what is held, is the oracle."""
+    changes = {"num_hidden_layers": 1, **({"sliding_window": None} if name == "phi3" else {})}
+    module = tiny_module(name, **changes)
+    kind = bridge.attention_sinks(sinks=SINKS, recent=RECENT)
+    model = bridge.load(module, cache=kind)
+    tokens, mask = ragged_prompt()
+    text = (torch.arange(3 * 14).reshape(3, 14) * 11 + 3) % 128
+    cache = model.init_cache(3, 40)
+    out = model.prefill(model.params, tokens, cache, mask=mask)
+    for step in range(14):
+        out = model.apply(model.params, text[:, step : step + 1], out.cache)
+        for row in range(3):
+            whole = torch.cat([tokens[row][mask[row]], text[row, : step + 1]])
+            held = whole
+            if len(whole) > SINKS + RECENT:
+                held = torch.cat([whole[:SINKS], whole[-RECENT:]])
+            with torch.no_grad():
+                expected = module(held[None]).logits[0, -1]
+            assert_close(out.logits[row, 0], expected)
+            assert int(out.cache.held(0)[row]) == len(held)
+            assert int(out.cache.seen(0)[row]) == 9 + step + 1
+
+
+def test_sinks_hold_everything_of_a_short_text(modules):
+    model, tokens_mask = sinks_of("llama"), ragged_prompt()
+    short = [part[:, -6:] for part in tokens_mask]
+    got = greedy(model, *short, new_tokens=3)
+    full = greedy(model_of("llama", "full"), *short, new_tokens=3)
+    assert got.tolist() == full.tolist()
+
+
+@pytest.mark.parametrize("loop", ["eager", pytest.param("compiled", marks=pytest.mark.slow)])
+def test_sinks_stream_past_the_window(loop):
+    model = sinks_of("llama")
+    tokens, mask = ragged_prompt()
+    prompt = purgen.Prompt(tokens=tokens, mask=mask)
+    decoder = purgen.greedy(model, stop=purgen.any_of())
+    out = purgen.generate(decoder, model.params, prompt, max_new_tokens=30, loop=loop)
+    assert out.new_tokens.tolist() == greedy(model, tokens, mask, new_tokens=30).tolist()
+    assert out.state.cache.held(0).tolist() == [SINKS + RECENT] * 3
+    for row in range(3):
+        alone = tokens[row : row + 1, mask[row]], mask[row : row + 1, mask[row]]
+        assert (
+            greedy(model, *alone, new_tokens=30).tolist() == out.new_tokens[row : row + 1].tolist()
+        )
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bloom", "opt", "llama4_text", "smollm3"])
+def test_sinks_need_rotations(name):
+    with pytest.raises(bridge.Unsupported, match="attention sinks need keys that move"):
+        sinks_of(name)
+
+
 def test_zeros_are_nothing_special():
     """Keys and values that are exactly zero count like any others."""
     module = tiny_module("llama")
@@ -208,5 +272,7 @@ def test_errors():
         bridge.ring_cache(slack=-1)
     with pytest.raises(ValueError, match="bits must be 8, not 3"):
         bridge.quantized_cache(bits=3)
+    with pytest.raises(ValueError, match="recent must be an int of at least 1, not 0"):
+        bridge.attention_sinks(recent=0)
     with pytest.raises(ValueError, match="layer must be 0 to 1, not 2"):
         prefilled(model_of("llama", "full")).seen(2)
