@@ -4,12 +4,15 @@ Everything that a generation is (tokens, cache, positions, stop flags, random ke
 pytree; a decoding strategy is a pair of pure functions over it, `init` and `step`.
 """
 
-from purgen import random, stop_rules, strategies, testing, transforms
+from purgen import control, random, stop_rules, strategies, testing, transforms
+from purgen.buckets import Buckets, PerSlot
 from purgen.cache import Cache, CacheLayout
 from purgen.decoder import Decoder, GenerationOutput, StepInfo
+from purgen.explain import Explanation, explain
 from purgen.logits import entropy, log_softmax
 from purgen.loop import generate, resume, stream
 from purgen.model import Model, ModelOutput
+from purgen.prefill import chunked_prefill
 from purgen.programs import keep_many_programs
 from purgen.prompt import Prompt
 from purgen.pytree import (
@@ -30,13 +33,16 @@ from purgen.view import TokenView, last_token, real_slots, step_key
 from purgen.when import when
 
 __all__ = [
+    "Buckets",
     "Cache",
     "CacheLayout",
     "Decoder",
+    "Explanation",
     "GenerationOutput",
     "GenerationState",
     "Model",
     "ModelOutput",
+    "PerSlot",
     "Prompt",
     "Recorder",
     "StepInfo",
@@ -44,7 +50,10 @@ __all__ = [
     "TokenView",
     "append",
     "begin",
+    "chunked_prefill",
+    "control",
     "entropy",
+    "explain",
     "extend",
     "feed",
     "finish",

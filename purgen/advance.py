@@ -1,173 +1,155 @@
-"""Ways to take a generation some steps further: what differs between the loops.
+"""What one turn of a loop does: a step, a few steps in a row, or steps until all rows have stopped.
 
-An `Advance` takes a state that its caller gives up and returns one that is further on. `pure` leaves
-its argument alone; the others write the buffers that the loop owns, `chunked` and `whole` as one
-compiled program each.
+All work on a `Run`. The in-place ones end by writing the new leaves into the old: the compiler then
+updates a cache where it lies, without a copy of the whole.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.utils._pytree as torch_pytree
 from torch import Tensor
 from torch._higher_order_ops.while_loop import while_loop
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from purgen.cache import caches_of
+from purgen.buckets import PerSlot
+from purgen.cache import Cache
 from purgen.decoder import StepInfo
-from purgen.donation import donating
+from purgen.donation import write
+from purgen.pytree import pytree_dataclass, replace
 from purgen.state import GenerationState
 
-__all__ = ["Advance", "Progress", "chunked", "owned", "pure", "whole"]
+__all__ = ["Run", "Step", "advance", "advance_many", "advance_while", "complete"]
 
 Step = Callable[[Any, GenerationState], tuple[GenerationState, StepInfo]]
 
 
-@dataclasses.dataclass(frozen=True)
-class Progress:
-    """What happened on the way.
+@pytree_dataclass
+class Run:
+    """A generation in a loop that owns its buffers.
 
     Attributes:
-        recorded: dict of [B, S, …], what was asked for by `record=`, S steps or more.
-        steps: int64 [] or int, how many steps found a row running.
-        info: `StepInfo` of a single step, else None.
+        state: the generation.
+        record: dict of `PerSlot` [B, R, …], a column a step; empty where nothing is kept.
+        made: int64 [], how many steps were made with a row running.
     """
 
-    recorded: dict[str, Tensor]
-    steps: Tensor | int
-    info: StepInfo | None = None
+    state: GenerationState
+    record: dict[str, PerSlot]  # [B, R, …]
+    made: Tensor  # int64 []
 
 
-Advance = Callable[[Any, GenerationState], tuple[GenerationState, Progress]]
-
-
-def pure(step: Step) -> Advance:
-    """One step; the state that it began from stays as it was."""
-
-    def advance(params: Any, state: GenerationState) -> tuple[GenerationState, Progress]:
-        state, info = step(params, state)
-        return state, _one(info)
-
-    return advance
-
-
-def owned(step: Step) -> Advance:
-    """One step in Python that may write the caches in place."""
-
-    def advance(params: Any, state: GenerationState) -> tuple[GenerationState, Progress]:
-        with donating(caches_of(state)):
-            state, info = step(params, state)
-        return state, _one(info)
-
-    return advance
-
-
-def chunked(step: Step, size: int, run: Callable[..., Any]) -> Advance:
-    """`size` steps as one program.
+def advance(step: Step, params: Any, run: Run) -> tuple[Run, StepInfo]:
+    """Makes one step and writes its record.
 
     Args:
-        step: a decoder's step.
-        size: how many steps; those after all rows have stopped change nothing.
-        run: `run(program, *arguments)`, which compiles it.
+        step: `Decoder.step`.
+        params: the parameters.
+        run: with at least one row that runs, or the step changes nothing.
+
+    Returns:
+        `(run, info)`.
     """
-
-    def advance(params: Any, state: GenerationState) -> tuple[GenerationState, Progress]:
-        recorded, steps = run(_chunk, step, params, state, size)
-        return state, Progress(recorded, steps)
-
-    return advance
-
-
-def whole(step: Step, room: Callable[[GenerationState], int], run: Callable[..., Any]) -> Advance:
-    """As many steps as there is room for, until all rows have stopped, as one program.
-
-    Args:
-        step: a decoder's step.
-        room: how many steps the buffers of a state have room for.
-        run: `run(program, *arguments)`, which compiles it.
-    """
-
-    def advance(params: Any, state: GenerationState) -> tuple[GenerationState, Progress]:
-        most = room(state)
-        recorded = _buffers(state, most)
-        until = torch.tensor(most, device=state.length.device)
-        steps = run(_while, step, params, state, recorded, until)
-        return state, Progress(recorded, steps)
-
-    return advance
-
-
-def _one(info: StepInfo) -> Progress:
-    return Progress({name: value[:, None] for name, value in info.recorded.items()}, 1, info)
-
-
-def _chunk(step: Step, params: Any, state: GenerationState, size: int) -> Any:
-    """The program of `chunked`: writes the state that it is given."""
-    now, running, recorded = state, [], []
-    for _ in range(size):
-        running.append((~now.stopped).any())
-        now, info = step(params, now)
-        recorded.append(info.recorded)
-    _write_back(state, now)
-    names = recorded[0]
-    return (
-        {name: torch.stack([each[name] for each in recorded], dim=1) for name in names},
-        torch.stack(running).sum(),
-    )
-
-
-def _while(
-    step: Step,
-    params: Any,
-    state: GenerationState,
-    recorded: dict[str, Tensor],
-    until: Tensor,
-) -> Tensor:
-    """The program of `whole`: writes the state and the records that it is given.
-
-    Only two numbers are carried through the loop: what a loop carries is copied in each iteration,
-    what it closes over can be written in place.
-    """
-    leaves, spec = tree_flatten(state)
-
-    def going(running: Tensor, steps: Tensor) -> Tensor:
-        return running & (steps < until)
-
-    def body(running: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
-        before = tree_unflatten(leaves, spec)
-        after, info = step(params, before)
-        for name, buffer in recorded.items():
-            buffer.copy_(
-                torch.ops.aten.index_put(buffer, [None, steps[None]], info.recorded[name][:, None])
-            )
-        _write_back(before, after)
-        return (~after.stopped).any(), steps + 1
-
-    start = (~state.stopped).any(), torch.zeros_like(until)
-    _, steps = while_loop(going, body, start)
-    return steps
-
-
-def _write_back(old: GenerationState, new: GenerationState) -> None:
-    """Writes the leaves of `new` into those of `old`: the compiler makes this a write in place."""
-    for before, after in zip(tree_leaves(old), tree_leaves(new), strict=True):
-        if after is not before:
-            before.copy_(after)
-
-
-def _buffers(state: GenerationState, steps: int) -> dict[str, Tensor]:
-    """Returns a buffer [B, steps, …] for each recorder of a state."""
-    rows, device = len(state.length), state.length.device
-    logits = torch.empty(rows, _ANY_VOCABULARY, device="meta")
-    token = torch.empty(rows, dtype=torch.int64, device="meta")
-    shapes = {each.name: each.measure(logits, logits, token) for each in state.record}
-    return {
-        name: torch.zeros(rows, steps, *shape.shape[1:], dtype=shape.dtype, device=device)
-        for name, shape in shapes.items()
+    live = ~run.state.stopped.all()
+    state, info = step(params, run.state)
+    column = run.made[None]
+    record = {
+        name: replace(kept, values=write(kept.values, [None, column], info.recorded[name][:, None]))
+        for name, kept in run.record.items()
     }
+    return Run(state=state, record=record, made=run.made + live.long()), info
 
 
-_ANY_VOCABULARY = 1 << 16  # what is recorded of a step has the same shape whatever it is
+def advance_many(step: Step, params: Any, run: Run, steps: int) -> None:
+    """Makes some steps in one graph, in place; those after the end change nothing.
+
+    Args:
+        step: `Decoder.step`.
+        params: the parameters.
+        run: with room for so many steps; its buffers are written.
+        steps: int (static), how many.
+    """
+    after = run
+    for _ in range(steps):
+        after, _ = advance(step, params, after)
+    _write_back(run, after)
+
+
+def advance_while(step: Step, params: Any, run: Run, until: Tensor) -> None:
+    """Makes steps until all rows have stopped, in one program, in place.
+
+    The buffers are closed over and written in the body of the loop. Carried, they would be copied in
+    each turn; what is carried is the count and whether a row runs.
+
+    Args:
+        step: `Decoder.step`.
+        params: the parameters.
+        run: with room for the steps; its buffers are written.
+        until: int64 [], the loop ends when `run.made` is so many.
+    """
+
+    def goes_on(made: Tensor, live: Tensor) -> Tensor:
+        return live & (made < until)
+
+    def body(made: Tensor, live: Tensor) -> tuple[Tensor, Tensor]:
+        after, _ = advance(step, params, replace(run, made=made))
+        _write_back(run, replace(after, made=run.made))
+        return made + 1, ~after.state.stopped.all()
+
+    made, _ = while_loop(goes_on, body, (run.made.clone(), ~run.state.stopped.all()))
+    run.made.copy_(made)
+
+
+def complete(step: Step, params: Any, state: GenerationState) -> GenerationState:
+    """Generates until all rows have stopped: a pure function that is one program.
+
+    Args:
+        step: `Decoder.step`.
+        params: the parameters.
+        state: a state whose caches have room for its whole budget.
+
+    Returns:
+        The final state. Its input is unchanged: the buffers are copied once, before the loop.
+    """
+    leaves, structure = torch_pytree.tree_flatten(state)
+    copies = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    made = torch.zeros((), dtype=torch.int64, device=state.length.device)
+    run = Run(state=torch_pytree.tree_unflatten(copies, structure), record={}, made=made)
+    advance_while(step, params, run, torch.full_like(made, torch.iinfo(torch.int64).max))
+    return run.state
+
+
+def _write_back(run: Run, after: Run) -> None:
+    """Writes the leaves of `after` over those of `run`."""
+    old, new = torch_pytree.tree_leaves(run), torch_pytree.tree_leaves(after)
+    # A small leaf may be another old one under a new name, or a view of it: all are copied before
+    # any is written. What is large is new, or stays where it is.
+    new = [
+        value if value is kept or large or not isinstance(value, Tensor) else value.clone()
+        for value, kept, large in zip(new, old, _is_large(run), strict=True)
+    ]
+    for value, kept in zip(new, old, strict=True):
+        if value is not kept and isinstance(value, Tensor):
+            kept.copy_(value)
+
+
+def _is_large(run: Run) -> list[bool]:
+    """Tells of each leaf whether it is of a kind that a step writes some slots of."""
+
+    def mark(value: Any) -> Any:
+        if isinstance(value, GenerationState):
+            extra = torch_pytree.tree_map(mark, value.extra, is_leaf=_has_slots)
+            rest = torch_pytree.tree_map(lambda _: False, replace(value, extra=()))
+            cache = torch_pytree.tree_map(lambda _: True, value.cache)
+            return replace(rest, tokens=True, cache=cache, extra=extra)
+        if isinstance(value, Cache | PerSlot):
+            return torch_pytree.tree_map(lambda _: True, value)
+        return False
+
+    return torch_pytree.tree_leaves(torch_pytree.tree_map(mark, run, is_leaf=_has_slots))
+
+
+def _has_slots(value: Any) -> bool:
+    return isinstance(value, GenerationState | Cache | PerSlot)

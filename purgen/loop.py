@@ -1,16 +1,22 @@
-"""The one loop that drives every strategy."""
+"""What a person calls: `generate`, `stream`, `resume`, each a use of the one driver."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator
+import dataclasses
+import inspect
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 
+from purgen.advance import Run
+from purgen.auto import device_of, pick_loop
+from purgen.buckets import Buckets, parts_of
+from purgen.buffers import handed_out
 from purgen.decoder import Decoder, GenerationOutput, StepInfo
+from purgen.driver import Way, drive, way_of
+from purgen.programs import Compiler
 from purgen.prompt import Prompt
 from purgen.pytree import replace
 from purgen.record import Recorder, resolve_record
@@ -18,10 +24,9 @@ from purgen.state import GenerationState
 
 __all__ = ["generate", "resume", "stream"]
 
-LOOPS = ("eager", "compiled")
-
 Record = str | Recorder | Iterable[str | Recorder]
-Step = Callable[[Any, GenerationState], tuple[GenerationState, StepInfo]]
+
+DEFAULT = Buckets()
 
 
 def generate(
@@ -34,6 +39,9 @@ def generate(
     loop: str = "eager",
     record: Record = (),
     progress: bool = False,
+    buckets: Buckets | None = DEFAULT,
+    chunk: int | None = None,
+    backend: str = "inductor",
 ) -> GenerationOutput:
     """Generates until every row has stopped.
 
@@ -43,11 +51,19 @@ def generate(
         prompt: B prompts.
         rng_key: int64 [2], or [B, 2] for a key a row; required where the strategy draws.
         max_new_tokens: the most new tokens of a row, at least 1.
-        loop: "eager" runs the step in Python, the reference; "compiled" runs it as one compiled
-            graph a step. Both give the same tokens.
+        loop: "eager" runs the step in Python, the reference; "compiled" runs a few steps as one
+            compiled graph; "while" runs all of them as one program, which ends when every row has
+            stopped; "auto" picks by device and size and says so (logger "purgen"). All give the same
+            tokens.
         record: what to keep of each step, by name ("logprob", "entropy", "model_logprob",
             "model_entropy", "rank", "top_logprobs", "top_tokens", "token") or as `Recorder`s.
-        progress: whether to show a bar (on stderr) with the tokens per second.
+        progress: whether to show a bar (on stderr) with the tokens per second, and to say when
+            something is compiled.
+        buckets: how buffers are lengthened as they fill, and how lengths share programs; None: they
+            have room for the whole budget at once, and other lengths need other programs.
+        chunk: the most steps between two looks at the stop flags and the clock. None: 1 in "eager",
+            4 in "compiled"; in "while" as many as take 0.1 s, after the first 8.
+        backend: what `torch.compile` makes programs with.
 
     Returns:
         A `GenerationOutput`; its `record` holds a tensor [B, N] (or [B, N, …]) a name.
@@ -66,9 +82,10 @@ def generate(
         >>> out.record["logprob"].shape, out.stop_reasons
         (torch.Size([2, 5]), ['MAX_NEW_TOKENS', 'MAX_NEW_TOKENS'])
     """
-    step, recorders = _step_of(decoder, loop), resolve_record(record)
-    state = _begin(decoder, params, prompt, rng_key, max_new_tokens, recorders)
-    output = _complete(decoder, _drive(step, params, state, progress), state)
+    plan = _plan(decoder, params, loop, buckets, chunk, backend, progress, steps=max_new_tokens)
+    recorders = resolve_record(record)
+    state = _begin(plan, params, prompt, rng_key, max_new_tokens, recorders)
+    output = _complete(plan, params, state, _filled(state), fresh=True)
     # The prompt as it was given, pads included: rows may be several for each prompt.
     given = prompt.tokens.long().repeat_interleave(
         len(output.sequences) // len(prompt.tokens), dim=0
@@ -87,6 +104,9 @@ def stream(
     loop: str = "eager",
     record: Record = (),
     progress: bool = False,
+    buckets: Buckets | None = DEFAULT,
+    chunk: int | None = None,
+    backend: str = "inductor",
 ) -> Iterator[tuple[GenerationState, StepInfo]]:
     """Generates and yields `(state, info)` after each step.
 
@@ -98,9 +118,12 @@ def stream(
         prompt: B prompts.
         rng_key: int64 [2] or [B, 2].
         max_new_tokens: the most new tokens of a row.
-        loop: "eager" or "compiled".
+        loop: "eager", "compiled" (a step is a graph) or "auto".
         record: what `info.recorded` holds.
         progress: whether to show a bar.
+        buckets: see `generate`.
+        chunk: None or 1, since each step is shown.
+        backend: see `generate`.
 
     Returns:
         An iterator. The prompt is read, and bad arguments are refused, when it is made.
@@ -113,9 +136,11 @@ def stream(
         >>> [int(info.num_tokens.sum()) for state, info in steps]
         [2, 2, 2]
     """
-    step, recorders = _step_of(decoder, loop), resolve_record(record)
-    state = _begin(decoder, params, prompt, rng_key, max_new_tokens, recorders)
-    return _drive(step, params, state, progress)
+    plan = _plan(
+        decoder, params, loop, buckets, chunk, backend, progress, steps=max_new_tokens, streams=True
+    )
+    state = _begin(plan, params, prompt, rng_key, max_new_tokens, resolve_record(record))
+    return _handed_out(_drive(plan, params, state, fresh=True), _filled(state))
 
 
 def resume(
@@ -126,6 +151,9 @@ def resume(
     loop: str = "eager",
     record: Record = (),
     progress: bool = False,
+    buckets: Buckets | None = DEFAULT,
+    chunk: int | None = None,
+    backend: str = "inductor",
 ) -> GenerationOutput:
     """Goes on from a state until every row has stopped.
 
@@ -133,12 +161,16 @@ def resume(
         decoder: the strategy that made the state, or another with the same kinds of state.
         params: the model's parameters.
         state: any state of a generation.
-        loop: "eager" or "compiled".
+        loop: see `generate`, like all that follow.
         record: what to keep of each step from here on.
         progress: whether to show a bar.
+        buckets: how buffers are lengthened.
+        chunk: the most steps between two looks.
+        backend: what `torch.compile` makes programs with.
 
     Returns:
-        A `GenerationOutput`; its tokens are all tokens, its `record` begins here.
+        A `GenerationOutput`; its tokens are all tokens, its `record` begins here. `state` is not
+        changed, and not kept.
 
     Example:
         >>> import purgen
@@ -154,66 +186,116 @@ def resume(
         >>> bool((whole.sequences == rest.sequences).all())
         True
     """
-    step = _step_of(decoder, loop)
+    steps = int((state.limit - state.length).clamp(min=0).max())
+    plan = _plan(decoder, params, loop, buckets, chunk, backend, progress, steps=steps)
     state = replace(state, record=resolve_record(record))
-    return _complete(decoder, _drive(step, params, state, progress), state)
+    widths = [part.tokens.shape[1] for part in parts_of(state)]
+    return _complete(plan, params, state, widths, fresh=False)
 
 
-def _step_of(decoder: Decoder, loop: str) -> Step:
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+    """How a generation is run."""
+
+    decoder: Decoder
+    way: Way
+    buckets: Buckets | None
+    progress: bool
+
+
+def _plan(
+    decoder: Decoder,
+    params: Any,
+    loop: str,
+    buckets: Buckets | None,
+    chunk: int | None,
+    backend: str,
+    progress: bool,
+    *,
+    steps: int,
+    streams: bool = False,
+) -> _Plan:
+    """Checks how a generation is to be run."""
     if not isinstance(decoder, Decoder):
         raise TypeError(
             f"decoder must be a purgen.Decoder, such as purgen.greedy(model), not "
             f"{type(decoder).__name__}"
         )
-    if loop not in LOOPS:
-        raise ValueError(f"loop must be one of {LOOPS}, not {loop!r}")
-    if loop == "compiled":
-        return torch.compile(decoder.step, fullgraph=True, dynamic=False)
-    return decoder.step
+    if buckets is not None and not isinstance(buckets, Buckets):
+        raise TypeError(
+            f"buckets must be a purgen.Buckets or None, not {type(buckets).__name__} {buckets!r}"
+        )
+    whole = isinstance(chunk, int) and not isinstance(chunk, bool)
+    if chunk is not None and (not whole or chunk < 1):
+        raise ValueError(f"chunk must be an int of at least 1 or None, not {chunk!r}")
+    if streams and chunk not in (None, 1):
+        raise ValueError(f"chunk must be 1 or None, not {chunk}: stream hands out each state")
+    picked, _ = pick_loop(loop, params, steps=steps, streams=streams)
+    if picked == "eager" and buckets is not None:
+        buckets = dataclasses.replace(buckets, exact=True)
+    way = way_of(
+        decoder,
+        picked,
+        streams=streams,
+        chunk=chunk,
+        compiler=Compiler.of(backend, device_of(params)),
+        announce=progress,
+    )
+    return _Plan(decoder, way, buckets, progress)
 
 
 def _begin(
-    decoder: Decoder,
+    plan: _Plan,
     params: Any,
     prompt: Prompt,
     rng_key: Tensor | None,
     max_new_tokens: int,
     recorders: tuple[Recorder, ...],
 ) -> GenerationState:
+    init, options = plan.decoder.init, {}
+    if plan.buckets is not None and "buckets" in inspect.signature(init).parameters:
+        options["buckets"] = plan.buckets
     with torch.no_grad():
-        state = decoder.init(params, prompt, rng_key=rng_key, max_new_tokens=max_new_tokens)
+        state = init(params, prompt, rng_key=rng_key, max_new_tokens=max_new_tokens, **options)
     return replace(state, record=recorders)
 
 
 def _drive(
-    step: Step, params: Any, state: GenerationState, progress: bool
-) -> Iterator[tuple[GenerationState, StepInfo]]:
-    room = (state.limit - state.length) * ~state.stopped
-    full = (~state.stopped & (room < 1)).nonzero()[:, 0].tolist()
-    if full:
-        raise ValueError(
-            f"state: row {full[0]} runs on, and its {int(state.limit[full[0]])} slots are full; begin "
-            "with a larger max_new_tokens"
-        )
-    with tqdm(total=int(room.sum()), unit="token", disable=not progress) as bar:
-        began, before = time.monotonic(), state.elapsed
-        while not bool(state.stopped.all()):
-            state = replace(state, elapsed=before + (time.monotonic() - began))
-            with torch.no_grad():
-                state, info = step(params, state)
-            if progress:
-                bar.update(int(info.num_tokens.sum()))
-            yield state, info
+    plan: _Plan, params: Any, state: GenerationState, *, fresh: bool
+) -> Iterator[tuple[Run, StepInfo | None]]:
+    return drive(
+        plan.way,
+        plan.decoder,
+        params,
+        state,
+        buckets=plan.buckets,
+        fresh=fresh,
+        progress=plan.progress,
+    )
 
 
 def _complete(
-    decoder: Decoder, steps: Iterator[tuple[GenerationState, StepInfo]], state: GenerationState
+    plan: _Plan, params: Any, state: GenerationState, widths: list[int], *, fresh: bool
 ) -> GenerationOutput:
-    recorded: dict[str, list[Tensor]] = {recorder.name: [] for recorder in state.record}
-    for last, info in steps:
-        state = last
-        for name, value in info.recorded.items():
-            recorded[name].append(value)
-    output = decoder.finish(state)
-    record = {name: torch.stack(values, dim=1) for name, values in recorded.items() if values}
+    record: dict[str, Tensor] = {}
+    run: Run | None = None
+    for run, _ in _drive(plan, params, state, fresh=fresh):
+        state = run.state
+    if run is not None:
+        made = int(run.made)
+        record = {name: kept.values[:, :made].contiguous() for name, kept in run.record.items()}
+    output = plan.decoder.finish(handed_out(state, widths))
     return replace(output, record=record)
+
+
+def _handed_out(
+    runs: Iterator[tuple[Run, StepInfo | None]], widths: list[int]
+) -> Iterator[tuple[GenerationState, StepInfo]]:
+    for run, info in runs:
+        assert info is not None
+        yield handed_out(run.state, widths), info
+
+
+def _filled(state: GenerationState) -> list[int]:
+    """Returns how many slots of `tokens` can be filled, in a state and each one nested in it."""
+    return [int(part.limit.max()) for part in parts_of(state)]

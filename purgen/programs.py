@@ -1,20 +1,272 @@
-"""How many compiled programs torch keeps for one function.
+"""Compiled programs: made once for each kind of decoder and size of buffers, kept for the process.
 
-Every decoder of a kind has the same `step` function, every chain the same `apply`, so that decoders
-which differ only in settings share a program. Those that differ in more, and other shapes, each need
-their own, and torch refuses the ninth of a function: too few for a notebook.
+`PROGRAMS` finds the program by what would be built into it (`purgen.structure`), and drops the one
+that was used longest ago when there are too many. Within a program torch's own guards still decide
+whether it fits, so that a description that says too little costs a compilation, never a wrong token.
 """
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
+import dataclasses
+import sys
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
 import torch._dynamo.config as config
+import torch.utils._pytree as torch_pytree
+from tqdm import tqdm
 
-__all__ = ["keep_many_programs"]
+from purgen.advance import Run, Step, advance, advance_many, advance_while
+from purgen.buckets import parts_of
+from purgen.cache import caches_of
+from purgen.structure import form_of, structure_of
 
+__all__ = ["PROGRAMS", "Compiler", "Program", "Programs", "keep_many_programs", "make_program"]
+
+# What torch keeps for one function and in all, where a step is compiled by hand: the eight that it
+# keeps by default are too few for a notebook.
 PER_FUNCTION, TOGETHER = 256, 4096
+
+KINDS: dict[str, Callable[..., Any]] = {
+    "step": advance,
+    "chunk": advance_many,
+    "while": advance_while,
+}
 
 
 def keep_many_programs() -> None:
     """Raises torch's limits on programs a function and in all, where they are lower."""
     config.recompile_limit = max(config.recompile_limit, PER_FUNCTION)
     config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, TOGETHER)
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiler:
+    """How programs are compiled.
+
+    Attributes:
+        backend: of `torch.compile`.
+        options: tuple of (name, value), settings of inductor for these programs.
+    """
+
+    backend: str = "inductor"
+    options: tuple[tuple[str, Any], ...] = ()
+
+    @classmethod
+    def of(cls, backend: str, device: torch.device) -> Compiler:
+        """Returns the one for a device.
+
+        On a CPU the code between the kernels is C++, too: at batch 1 that doubles the speed of a small
+        model.
+        """
+        if backend == "inductor" and device.type == "cpu":
+            return cls(backend, (("cpp_wrapper", True),))
+        return cls(backend)
+
+
+@dataclasses.dataclass(eq=False)
+class Program:
+    """One compiled program and what is known of it.
+
+    Attributes:
+        kind: "step", "chunk" or "while".
+        traits: dict from what was compiled in ("cache slots", …) to its value.
+        why: what none of the programs had that were there before.
+        graphs: int, how often torch compiled it; more than 1 where a guard failed.
+        seconds: float, how long that took.
+        calls: int.
+        donated: int, how many buffers it writes in place.
+        donated_bytes: int, their size.
+    """
+
+    kind: str
+    traits: dict[str, Any]
+    why: str
+    graphs: int = 0
+    seconds: float = 0.0
+    calls: int = 0
+    donated: int = 0
+    donated_bytes: int = 0
+    function: Callable[..., Any] = dataclasses.field(default=lambda: None, repr=False)
+
+    def __call__(self, *args: Any, announce: bool = False) -> Any:
+        """Runs it; the first time, compiles it, and says so on stderr if asked to."""
+        announce = announce and self.calls == 0
+        if announce:
+            tqdm.write(f"purgen: compiling {self.kind} ({self.why}) …", file=sys.stderr)
+        result = self.function(*args)
+        self.calls += 1
+        if announce:
+            tqdm.write(f"purgen: compiled in {self.seconds:.1f} s", file=sys.stderr)
+        return result
+
+
+def make_program(program: Program, compiler: Compiler) -> Callable[..., Any]:
+    """Makes the compiled function `(step, params, run, …)` of a program.
+
+    Args:
+        program: counts its compilations.
+        compiler: how.
+
+    Returns:
+        The function; it compiles when it is first called.
+    """
+    from torch._dynamo import lookup_backend  # takes seconds to import
+
+    body = KINDS[program.kind]
+    called = time.monotonic()
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        if compiler.backend == "inductor":
+            from torch._inductor.compile_fx import compile_fx
+
+            made = compile_fx(graph, inputs, config_patches=dict(compiler.options))
+        else:
+            made = lookup_backend(compiler.backend)(graph, inputs)
+        program.graphs += 1
+        program.seconds += time.monotonic() - called
+        return made
+
+    # A code object of its own: torch keeps what it compiled with the code, so that dropping the one
+    # drops the other.
+    def run(*args: Any) -> Any:
+        return body(*args)
+
+    run.__code__ = run.__code__.replace(co_name=f"purgen_{program.kind}_{id(program)}")
+    compiled = torch.compile(run, fullgraph=True, dynamic=False, backend=backend)
+
+    def call(*args: Any) -> Any:
+        nonlocal called
+        called = time.monotonic()
+        return compiled(*args)
+
+    return call
+
+
+class Programs:
+    """The programs of a process.
+
+    Args:
+        bound: how many are kept.
+    """
+
+    def __init__(self, bound: int = 128) -> None:
+        self.bound = bound
+        self._kept: OrderedDict[Any, Program] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def find(
+        self, kind: str, step: Step, params: Any, run: Run, *rest: Any, compiler: Compiler
+    ) -> Program:
+        """Returns the program for these arguments; it is compiled when it is first called.
+
+        Args:
+            kind: a key of `KINDS`.
+            step: `Decoder.step`.
+            params: the parameters.
+            run: the generation; of another kind than "step", its buffers are written.
+            *rest: what the kind takes besides: an int is built in, a tensor is not.
+            compiler: how to compile it.
+
+        Returns:
+            A `Program`, to be called as `program(step, params, run, *rest)` while the form of `run`
+            stays as it is.
+        """
+        traits = _traits(kind, step, params, run, rest, compiler)
+        key = tuple(traits.items())
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return _seen(self._kept[key])
+            program = Program(kind, traits, _why(traits, [p.traits for p in self._kept.values()]))
+            if kind != "step":
+                leaves = torch_pytree.tree_leaves(run)
+                program.donated = len(leaves)
+                program.donated_bytes = sum(leaf.nbytes for leaf in leaves)
+            program.function = make_program(program, compiler)
+            self._kept[key] = program
+            while len(self._kept) > self.bound:
+                self._kept.popitem(last=False)
+            return _seen(program)
+
+    def clear(self) -> None:
+        """Forgets all."""
+        with self._lock:
+            self._kept.clear()
+
+    def __iter__(self) -> Iterator[Program]:
+        return iter(tuple(self._kept.values()))
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    @contextlib.contextmanager
+    def watch(self) -> Iterator[list[Program]]:
+        """Collects the programs that are asked for in a block, in order."""
+        used: list[Program] = []
+        token = _watched.set((*_watched.get(), used))
+        try:
+            yield used
+        finally:
+            _watched.reset(token)
+
+
+_watched: contextvars.ContextVar[tuple[list[Program], ...]] = contextvars.ContextVar(
+    "watched", default=()
+)
+
+PROGRAMS = Programs()
+
+
+def _seen(program: Program) -> Program:
+    for watcher in _watched.get():
+        watcher.append(program)
+    return program
+
+
+def _traits(
+    kind: str, step: Step, params: Any, run: Run, rest: tuple[Any, ...], compiler: Compiler
+) -> dict[str, Any]:
+    """What a program is made for, the most telling first."""
+    state = run.state
+    layouts = [cache for cache in caches_of(state) if cache.layout is not None]
+    return {
+        "loop": kind,
+        "compiler": compiler,
+        "decoder": structure_of(step),
+        "rows": len(state.length),
+        "cache slots": tuple([cache.layout.capacity(cache) for cache in layouts]),
+        "token slots": tuple([part.tokens.shape[1] for part in parts_of(state)]),
+        "record": tuple([recorder.name for recorder in state.record]),
+        "lockstep": state.lockstep,
+        "steps a turn": tuple([item for item in rest if isinstance(item, int)]),
+        "parameters": form_of(params),
+        "state": form_of(run),
+        "grad mode": torch.is_grad_enabled(),
+    }
+
+
+def _why(traits: dict[str, Any], others: list[dict[str, Any]]) -> str:
+    """Says what sets a program apart from the one that is most like it."""
+    alike = [other for other in others if other["loop"] == traits["loop"]]
+    alike = [other for other in alike if other["decoder"] == traits["decoder"]]
+    if not alike:
+        return "the first of this decoder and loop"
+    differing = [[name for name in traits if traits[name] != other[name]] for other in alike]
+    fewest = min(differing, key=len)
+    shown = [name for name in fewest if name != "state"] or fewest
+    return "new: " + ", ".join(_shown(name, traits[name]) for name in shown)
+
+
+def _shown(name: str, value: Any) -> str:
+    if name in ("decoder", "parameters", "state"):
+        return f"the form of the {name}"
+    if isinstance(value, tuple):
+        return f"{name} {', '.join(map(str, value)) or 'none'}"
+    return f"{name} {value}"

@@ -20,6 +20,7 @@ from purgen.decoder import GenerationOutput, StepInfo
 from purgen.donation import donating
 from purgen.logits import entropy_of, forbid_nan, is_dead, log_softmax
 from purgen.model import Model, ModelOutput
+from purgen.prefill import fill
 from purgen.prompt import Prompt, right_align
 from purgen.pytree import replace, where_rows
 from purgen.state import GenerationState, StopReason
@@ -109,8 +110,8 @@ def begin(
     # The pad id may be one that the model has no embedding for: under pads it gets token 0.
     fed = torch.where(mask, tokens[:, :-1], 0)
     with donating(state.cache.layers):
-        output = model.prefill(params, fed, state.cache, mask=mask, inputs=prompt.inputs or None)
-    return replace(state, cache=replace(output.cache, cache_position=length - 1))
+        cache = fill(model, params, fed, state.cache, mask=mask, inputs=prompt.inputs or None)
+    return replace(state, cache=replace(cache, cache_position=length - 1))
 
 
 def feed(

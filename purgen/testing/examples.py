@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,8 +11,9 @@ from torch import Tensor
 
 from purgen import random
 from purgen.cache import Cache
+from purgen.donation import write
 from purgen.model import Model, ModelOutput
-from purgen.pytree import pytree_dataclass
+from purgen.pytree import pytree_dataclass, replace
 from purgen.view import TokenView
 
 __all__ = ["Moment", "example_history", "example_view", "toy_model"]
@@ -134,6 +136,50 @@ def example_history(
     return moments
 
 
+@dataclasses.dataclass(frozen=True)
+class ToyLayout:
+    """`purgen.CacheLayout` of the toy model: `{"key": [B, T, H], "value": [B, T, H]}`.
+
+    Attributes:
+        hidden_size: int, H.
+    """
+
+    hidden_size: int
+
+    def capacity(self, cache: Cache) -> int:
+        """Returns T."""
+        return int(cache.layers["key"].shape[1])
+
+    def resized(self, cache: Cache, max_length: int) -> Cache:
+        """Returns a cache of `max_length` slots with the same content."""
+        missing = max_length - self.capacity(cache)
+        layers = {
+            name: torch.nn.functional.pad(buffer, (0, 0, 0, missing)).clone()
+            for name, buffer in cache.layers.items()
+        }
+        return replace(cache, layers=layers)
+
+    def kept(self, moves: Tensor, after: Cache, before: Cache) -> Cache:
+        """Returns `after`: beyond its position a row holds nothing."""
+        return after
+
+    def seen(self, cache: Cache, layer: int) -> Tensor:
+        """Returns the slots fed, int64 [B]."""
+        return cache.cache_position
+
+    def held(self, cache: Cache, layer: int) -> Tensor:
+        """Returns the slots held, all of them, int64 [B]."""
+        return cache.cache_position
+
+    def bytes_per_token(self, layer: int | None = None) -> int:
+        """Returns the bytes of a slot."""
+        return 2 * 4 * self.hidden_size
+
+    def bytes_per_row(self, max_length: int, layer: int | None = None) -> int:
+        """Returns the bytes of a row."""
+        return max_length * self.bytes_per_token(layer)
+
+
 def toy_model(
     vocab_size: int = 32,
     *,
@@ -158,7 +204,8 @@ def toy_model(
     Example:
         >>> import purgen
         >>> purgen.testing.toy_model().init_cache(2, 8)
-        Cache(layers={'key': float32[2, 8, 16], 'value': float32[2, 8, 16]}, cache_position=int64[2])
+        Cache(layers={'key': float32[2, 8, 16], 'value': float32[2, 8, 16]}, cache_position=int64[2],
+              layout=ToyLayout(hidden_size=16))
     """
     shapes = {
         "embed": (vocab_size, hidden_size),
@@ -176,10 +223,13 @@ def toy_model(
         for key, (name, shape) in zip(keys, shapes.items(), strict=True)
     }
 
+    layout = ToyLayout(hidden_size)
+
     def init_cache(batch_size: int, max_length: int) -> Cache:
         empty = torch.zeros(batch_size, max_length, hidden_size)
         layers = {"key": empty, "value": empty.clone()}
-        return Cache(layers=layers, cache_position=torch.zeros(batch_size, dtype=torch.int64))
+        position = torch.zeros(batch_size, dtype=torch.int64)
+        return Cache(layers=layers, cache_position=position, layout=layout)
 
     def apply(
         params: Any,
@@ -191,7 +241,7 @@ def toy_model(
         position_ids: Tensor | None = None,
     ) -> ModelOutput:
         first = cache.cache_position if cache_position is None else cache_position
-        slots = first[:, None] + torch.arange(tokens.shape[1])  # [B, q]
+        slots = (first[..., None] + torch.arange(tokens.shape[1])).expand_as(tokens)  # [B, q]
         columns = torch.arange(cache.layers["key"].shape[1])  # [T]
         valid = columns < (slots[:, -1:] + 1) if attention_mask is None else attention_mask.bool()
         if position_ids is None:
@@ -199,14 +249,15 @@ def toy_model(
         hidden = params["embed"][tokens] + _sinusoid(position_ids, hidden_size)
         row = torch.arange(len(tokens))[:, None]
         layers = {
-            name: torch.ops.aten.index_put(cache.layers[name], [row, slots], hidden @ params[name])
+            name: write(cache.layers[name], [row, slots], hidden @ params[name])
             for name in ("key", "value")
         }
         visible = valid[:, None, :] & (columns <= slots[:, :, None])  # [B, q, T]
         scores = (hidden @ params["query"]) @ layers["key"].transpose(1, 2) / hidden_size**0.5
         weights = torch.where(visible, scores, -1e9).softmax(dim=-1)
         hidden = torch.tanh(hidden + weights @ layers["value"])
-        cache = Cache(layers=layers, cache_position=first + tokens.shape[1])
+        after = (slots[:, -1] + 1).contiguous()
+        cache = Cache(layers=layers, cache_position=after, layout=layout)
         return ModelOutput(logits=hidden @ params["head"], cache=cache, hidden_states=hidden)
 
     def prefill(
@@ -224,6 +275,7 @@ def toy_model(
         init_cache=init_cache,
         vocab_size=vocab_size,
         slot_addressed=True,
+        shared_position=True,
         eos_token_id=eos_token_id if isinstance(eos_token_id, tuple) else (eos_token_id,),
     )
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from purgen.buckets import PerSlot
 from purgen.concrete import is_concrete
 from purgen.logits import forbid_nan
 from purgen.settings import check_vocabulary, per_row, setting, token_ids
@@ -93,7 +94,7 @@ def dry(
         tstate = {name: per_row(owner, name, value, context) for name, value in settings.items()}
         return {
             **tstate,
-            "match": _match_lengths(context, is_breaker),
+            "match": PerSlot(_match_lengths(context, is_breaker)),
             "read": context.num_new_tokens.clone(),
         }
 
@@ -112,7 +113,7 @@ def dry(
         penalty = (tstate["multiplier"][:, None] * penalty).clamp(max=LARGEST)
         return _subtract(forbid_nan(logits), tokens, penalty, counts), {
             **tstate,
-            "match": match,
+            "match": PerSlot(match),
             "read": view.num_new_tokens.clone(),
         }
 
@@ -140,7 +141,7 @@ def _follow(tstate: dict[str, Any], view: TokenView, is_breaker: Any) -> Tensor:
     """Returns the match lengths after the newest token, from those before it."""
     news = (view.num_new_tokens - tstate["read"])[:, None]
     # A view may have more slots than the one that the state began with: they hold no match.
-    old = tstate["match"]
+    old = tstate["match"].values
     old = torch.nn.functional.pad(old, (0, view.tokens.shape[1] - old.shape[1]))
     newest = recent_tokens(view, 1)
     slot = torch.arange(old.shape[1], device=old.device)
