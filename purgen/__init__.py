@@ -11,6 +11,7 @@ from purgen.decoder import Decoder, GenerationOutput, StepInfo
 from purgen.explain import Explanation, explain
 from purgen.logits import entropy, log_softmax
 from purgen.loop import generate, resume, stream
+from purgen.many import Finished, generate_many
 from purgen.model import Model, ModelOutput
 from purgen.prefill import chunked_prefill
 from purgen.programs import keep_many_programs
@@ -38,6 +39,7 @@ __all__ = [
     "CacheLayout",
     "Decoder",
     "Explanation",
+    "Finished",
     "GenerationOutput",
     "GenerationState",
     "Model",
@@ -58,6 +60,7 @@ __all__ = [
     "feed",
     "finish",
     "generate",
+    "generate_many",
     "last_token",
     "log_softmax",
     "pytree_dataclass",

@@ -22,7 +22,17 @@ from purgen.pytree import replace
 from purgen.record import Recorder, resolve_record
 from purgen.state import GenerationState
 
-__all__ = ["generate", "resume", "stream"]
+__all__ = [
+    "DEFAULT",
+    "Plan",
+    "Record",
+    "begin_run",
+    "drive_run",
+    "generate",
+    "plan_of",
+    "resume",
+    "stream",
+]
 
 Record = str | Recorder | Iterable[str | Recorder]
 
@@ -82,9 +92,9 @@ def generate(
         >>> out.record["logprob"].shape, out.stop_reasons
         (torch.Size([2, 5]), ['MAX_NEW_TOKENS', 'MAX_NEW_TOKENS'])
     """
-    plan = _plan(decoder, params, loop, buckets, chunk, backend, progress, steps=max_new_tokens)
+    plan = plan_of(decoder, params, loop, buckets, chunk, backend, progress, steps=max_new_tokens)
     recorders = resolve_record(record)
-    state = _begin(plan, params, prompt, rng_key, max_new_tokens, recorders)
+    state = begin_run(plan, params, prompt, rng_key, max_new_tokens, recorders)
     output = _complete(plan, params, state, _filled(state), fresh=True)
     # The prompt as it was given, pads included: rows may be several for each prompt.
     given = prompt.tokens.long().repeat_interleave(
@@ -136,11 +146,11 @@ def stream(
         >>> [int(info.num_tokens.sum()) for state, info in steps]
         [2, 2, 2]
     """
-    plan = _plan(
+    plan = plan_of(
         decoder, params, loop, buckets, chunk, backend, progress, steps=max_new_tokens, streams=True
     )
-    state = _begin(plan, params, prompt, rng_key, max_new_tokens, resolve_record(record))
-    return _handed_out(_drive(plan, params, state, fresh=True), _filled(state))
+    state = begin_run(plan, params, prompt, rng_key, max_new_tokens, resolve_record(record))
+    return _handed_out(drive_run(plan, params, state, fresh=True), _filled(state))
 
 
 def resume(
@@ -187,14 +197,14 @@ def resume(
         True
     """
     steps = int((state.limit - state.length).clamp(min=0).max())
-    plan = _plan(decoder, params, loop, buckets, chunk, backend, progress, steps=steps)
+    plan = plan_of(decoder, params, loop, buckets, chunk, backend, progress, steps=steps)
     state = replace(state, record=resolve_record(record))
     widths = [part.tokens.shape[1] for part in parts_of(state)]
     return _complete(plan, params, state, widths, fresh=False)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Plan:
+class Plan:
     """How a generation is run."""
 
     decoder: Decoder
@@ -203,7 +213,7 @@ class _Plan:
     progress: bool
 
 
-def _plan(
+def plan_of(
     decoder: Decoder,
     params: Any,
     loop: str,
@@ -214,7 +224,7 @@ def _plan(
     *,
     steps: int,
     streams: bool = False,
-) -> _Plan:
+) -> Plan:
     """Checks how a generation is to be run."""
     if not isinstance(decoder, Decoder):
         raise TypeError(
@@ -241,17 +251,18 @@ def _plan(
         compiler=Compiler.of(backend, device_of(params)),
         announce=progress,
     )
-    return _Plan(decoder, way, buckets, progress)
+    return Plan(decoder, way, buckets, progress)
 
 
-def _begin(
-    plan: _Plan,
+def begin_run(
+    plan: Plan,
     params: Any,
     prompt: Prompt,
     rng_key: Tensor | None,
     max_new_tokens: int,
     recorders: tuple[Recorder, ...],
 ) -> GenerationState:
+    """Returns the state before the first step, with buffers as the plan wants them."""
     init, options = plan.decoder.init, {}
     if plan.buckets is not None and "buckets" in inspect.signature(init).parameters:
         options["buckets"] = plan.buckets
@@ -260,9 +271,10 @@ def _begin(
     return replace(state, record=recorders)
 
 
-def _drive(
-    plan: _Plan, params: Any, state: GenerationState, *, fresh: bool
+def drive_run(
+    plan: Plan, params: Any, state: GenerationState, *, fresh: bool
 ) -> Iterator[tuple[Run, StepInfo | None]]:
+    """Drives a generation as planned (`purgen.driver.drive`)."""
     return drive(
         plan.way,
         plan.decoder,
@@ -275,11 +287,11 @@ def _drive(
 
 
 def _complete(
-    plan: _Plan, params: Any, state: GenerationState, widths: list[int], *, fresh: bool
+    plan: Plan, params: Any, state: GenerationState, widths: list[int], *, fresh: bool
 ) -> GenerationOutput:
     record: dict[str, Tensor] = {}
     run: Run | None = None
-    for run, _ in _drive(plan, params, state, fresh=fresh):
+    for run, _ in drive_run(plan, params, state, fresh=fresh):
         state = run.state
     if run is not None:
         made = int(run.made)

@@ -239,6 +239,28 @@ def test_broken_decoder_is_found(change, law):
         check_decoder(decoder, model.params, PROMPT)
 
 
+def test_decoder_that_feeds_a_cache_twice_and_says_it_does_not_is_found():
+    model = toy_model(vocab_size=24)
+    plain = purgen.greedy(model)
+
+    def step(params, state):
+        """Keeps the cache of a first feed; a second one, of another token, goes to the same slot."""
+        ahead, _ = purgen.feed(model, params, state)
+        column = torch.arange(state.tokens.shape[1]) == state.length[:, None] - 1
+        other = purgen.replace(state, tokens=torch.where(column, 5, state.tokens))
+        _, output = purgen.feed(model, params, other)
+        return purgen.append(
+            ahead, output.logits[:, -1].argmin(dim=-1), output.logits[:, -1], stop=purgen.any_of()
+        )
+
+    honest = purgen.replace(plain, step=step, lockstep=False)
+    init = purgen.greedy(model, stop=purgen.any_of()).init
+    honest = purgen.replace(honest, init=init)
+    check_decoder(honest, model.params, PROMPT, backend=None)
+    with pytest.raises(AssertionError, match="^loops"):
+        check_decoder(purgen.replace(honest, lockstep=True), model.params, PROMPT, backend=None)
+
+
 def test_decoder_that_sees_pads_is_found():
     model = toy_model(vocab_size=24)
     blind = purgen.replace(

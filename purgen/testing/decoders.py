@@ -10,6 +10,7 @@ import torch.utils._pytree as torch_pytree
 from torch import Tensor
 
 from purgen import random
+from purgen.buckets import Buckets
 from purgen.cache import Cache
 from purgen.decoder import Decoder, GenerationOutput
 from purgen.loop import generate, resume
@@ -48,8 +49,9 @@ def check_decoder(
     drawn), *deterministic*, *structure* (shapes and dtypes kept over all steps, rows first), *frozen*
     (a row that stopped does not change), *budget*, *rows* (the same tokens alone and permuted), *pads*
     (left, right, more of them, another pad id), *one graph* (`torch.compile(fullgraph=True)`, one
-    compilation over all steps, the same tokens), *vmap* (over states at different positions, as a
-    loop). A decoder over several rows a prompt (beams) is checked row by row of its output.
+    compilation over all steps, the same tokens), *loops* (`generate` gives what stepping by hand
+    gives, in a loop that writes its buffers in place and in one that is one program), *vmap* (over
+    states at different positions, as a loop). A decoder over several rows a prompt (beams) is checked row by row of its output.
 
     Args:
         decoder: what to check.
@@ -57,7 +59,7 @@ def check_decoder(
         prompt: at least two prompts, of different lengths.
         rng_key: int64 [2], where the strategy draws.
         max_new_tokens: the budget.
-        backend: of `torch.compile`; None leaves that law out.
+        backend: of `torch.compile`; None leaves out what compiles.
         tolerance: for floating leaves that two programs compute in another order.
 
     Raises:
@@ -79,6 +81,7 @@ def check_decoder(
     )
     found = difference(whole.new_tokens, run.generate().new_tokens)
     require(found is None, "deterministic", f"two runs gave other tokens: {found}")
+    _check_loops(run, states, whole, backend)
     _check_rows(run, whole)
     _check_pads(run, whole)
     if backend is not None:
@@ -101,13 +104,14 @@ class _Run:
             self.params, self.prompt, rng_key=self.rng_key, max_new_tokens=self.max_new_tokens
         )
 
-    def generate(self) -> GenerationOutput:
+    def generate(self, **options: Any) -> GenerationOutput:
         return generate(
             self.decoder,
             self.params,
             self.prompt,
             rng_key=self.rng_key,
             max_new_tokens=self.max_new_tokens,
+            **options,
         )
 
 
@@ -133,6 +137,22 @@ def _check_steps(run: _Run) -> list[GenerationState]:
         state = after
         states.append(state)
     return states
+
+
+def _check_loops(
+    run: _Run, states: list[GenerationState], whole: GenerationOutput, backend: str | None
+) -> None:
+    by_hand = run.decoder.finish(states[-1])
+    rows = torch.arange(len(whole.new_tokens))
+    _require_same_tokens(by_hand, whole, rows, "loops", "generate, against stepping by hand")
+    if backend is None:
+        return
+    options = {"loop": "while", "backend": backend, "buckets": Buckets(smallest=16)}
+    try:
+        result = run.generate(**options)
+    except Exception as error:  # it ran eagerly
+        raise AssertionError(f"loops: loop='while' does not run: {error}") from error
+    _require_same_tokens(whole, result, rows, "loops", "loop='while'")
 
 
 def _check_frozen(before: GenerationState, after: GenerationState) -> None:
