@@ -9,6 +9,7 @@ from purgen.buckets import Buckets, PerSlot
 from purgen.cache import Cache, CacheLayout
 from purgen.decoder import Decoder, GenerationOutput, StepInfo
 from purgen.explain import Explanation, explain
+from purgen.exported import export, load_program
 from purgen.logits import entropy, log_softmax
 from purgen.loop import generate, resume, stream
 from purgen.many import Finished, generate_many
@@ -56,12 +57,14 @@ __all__ = [
     "control",
     "entropy",
     "explain",
+    "export",
     "extend",
     "feed",
     "finish",
     "generate",
     "generate_many",
     "last_token",
+    "load_program",
     "log_softmax",
     "pytree_dataclass",
     "random",

@@ -77,7 +77,9 @@ def advance_many(step: Step, params: Any, run: Run, steps: int) -> None:
     _write_back(run, after)
 
 
-def advance_while(step: Step, params: Any, run: Run, until: Tensor) -> None:
+def advance_while(
+    step: Step, params: Any, run: Run, until: Tensor, gives: tuple[str, ...] = ()
+) -> tuple[Tensor, ...]:
     """Makes steps until all rows have stopped, in one program, in place.
 
     The buffers are closed over and written in the body of the loop. Carried, they would be copied in
@@ -88,18 +90,28 @@ def advance_while(step: Step, params: Any, run: Run, until: Tensor) -> None:
         params: the parameters.
         run: with room for the steps; its buffers are written.
         until: int64 [], the loop ends when `run.made` is so many.
+        gives: fields of the state that the loop carries besides and that are returned. (An exported
+            package of torch 2.13 that reads a buffer after a loop finds what it held before.)
+
+    Returns:
+        The fields `gives` of the final state.
     """
 
-    def goes_on(made: Tensor, live: Tensor) -> Tensor:
+    def goes_on(made: Tensor, live: Tensor, *_: Tensor) -> Tensor:
         return live & (made < until)
 
-    def body(made: Tensor, live: Tensor) -> tuple[Tensor, Tensor]:
+    def body(made: Tensor, live: Tensor, *_: Tensor) -> tuple[Tensor, ...]:
         after, _ = advance(step, params, replace(run, made=made))
+        # Copied before the buffers are written: some of these are the buffers.
+        given = [getattr(after.state, name).clone() for name in gives]
+        live = ~after.state.stopped.all()
         _write_back(run, replace(after, made=run.made))
-        return made + 1, ~after.state.stopped.all()
+        return (made + 1, live, *given)
 
-    made, _ = while_loop(goes_on, body, (run.made.clone(), ~run.state.stopped.all()))
+    given = [getattr(run.state, name).clone() for name in gives]
+    made, _, *given = while_loop(goes_on, body, (run.made.clone(), ~run.state.stopped.all(), *given))
     run.made.copy_(made)
+    return tuple(given)
 
 
 def complete(step: Step, params: Any, state: GenerationState) -> GenerationState:

@@ -20,13 +20,13 @@ UNBOUNDED = 1 << 62
 
 
 def fitted(
-    state: GenerationState, buckets: Buckets | None, *, steps: int, tokens_per_step: int
+    state: GenerationState, buckets: Buckets, *, steps: int, tokens_per_step: int
 ) -> tuple[GenerationState, int]:
     """Gives a generation slots for some steps more.
 
     Args:
         state: the generation, with a row that runs.
-        buckets: how many slots they get; None: as many as they have.
+        buckets: how many slots they get.
         steps: int, how many steps there must be room for.
         tokens_per_step: int, see `Decoder`.
 
@@ -39,12 +39,10 @@ def fitted(
 
     def slots(part: GenerationState) -> tuple[int, int]:
         total = _limit(part)
-        assert buckets is not None
         width = max(buckets.fit_tokens(total), part.tokens.shape[1])
         return width, buckets.fit_cache(filled, total)
 
-    if buckets is not None:
-        state = with_slots(state, slots)
+    state = with_slots(state, slots)
     rooms = []
     for part in parts_of(state):
         room = room_of(part)

@@ -27,7 +27,7 @@ def is_concrete(*tensors: Tensor) -> bool:
         >>> is_concrete(torch.ones(2)), is_concrete(torch.ones(2, device="meta"))
         (True, False)
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or torch.compiler.is_exporting():
         return False
     if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
         return False

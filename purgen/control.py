@@ -1,8 +1,8 @@
 """Choices that depend on data: a Python branch where the data can be read, `torch.cond` where not.
 
-`torch.cond` has traps. It compiles its branches even in eager mode, refuses registered dataclasses as
-operands, fails where a branch returns an operand, the same tensor twice or strides of its own, and under `vmap` keeps only
-the first output of a branch. They end here: operands and results are any pytrees.
+`torch.cond` has traps. It compiles its branches even in eager mode, refuses registered dataclasses,
+fails where a branch returns an operand, the same tensor twice or strides of its own, and under `vmap`
+keeps only the first output of a branch. They end here: operands and results are any pytrees.
 """
 
 from __future__ import annotations

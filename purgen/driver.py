@@ -121,7 +121,7 @@ def drive(
     params: Any,
     state: GenerationState,
     *,
-    buckets: Buckets | None,
+    buckets: Buckets,
     fresh: bool,
     progress: bool,
 ) -> Iterator[tuple[Run, StepInfo | None]]:
@@ -132,7 +132,7 @@ def drive(
         decoder: the strategy.
         params: the parameters.
         state: where to begin.
-        buckets: how buffers are lengthened; None: not at all.
+        buckets: how buffers are lengthened.
         fresh: whether nobody else holds the caches of `state`.
         progress: whether to show a bar.
 
@@ -148,7 +148,9 @@ def drive(
     state = replace(state, lockstep=decoder.lockstep and in_lockstep(state))
     run = Run(state=state, record={}, made=torch.zeros_like(state.length[0]))
     began, before, filled = time.monotonic(), state.elapsed, state.length.sum()
-    made, room, turn = 0, 0, None
+    made, room = 0, 0
+    turn: Turn | None = None
+    info: StepInfo | None
     with tqdm(total=total, unit="token", disable=not progress) as bar, torch.no_grad():
         while not bool(run.state.stopped.all()):
             if room < least:
@@ -161,8 +163,8 @@ def drive(
             run = replace(run, state=replace(run.state, elapsed=before + (now - began)))
             if run.state.record and not run.record and not way.streams:
                 # The first step shows what form the records have.
-                run, info = step_in_python(decoder, params, run, owns=way.owns)
-                run, steps = recording(run, info.recorded), 1
+                run, first = step_in_python(decoder, params, run, owns=way.owns)
+                run, info, steps = recording(run, first.recorded), first, 1
                 run = owned(run, storages(caches_apart(run.state))) if way.owns else run
             else:
                 turn = turn or way.prepare(params, run)

@@ -209,7 +209,7 @@ class Plan:
 
     decoder: Decoder
     way: Way
-    buckets: Buckets | None
+    buckets: Buckets
     progress: bool
 
 
@@ -241,7 +241,8 @@ def plan_of(
     if streams and chunk not in (None, 1):
         raise ValueError(f"chunk must be 1 or None, not {chunk}: stream hands out each state")
     picked, _ = pick_loop(loop, params, steps=steps, streams=streams)
-    if picked == "eager" and buckets is not None:
+    buckets = Buckets(grow=False, exact=True) if buckets is None else buckets
+    if picked == "eager":
         buckets = dataclasses.replace(buckets, exact=True)
     way = way_of(
         decoder,
@@ -263,9 +264,9 @@ def begin_run(
     recorders: tuple[Recorder, ...],
 ) -> GenerationState:
     """Returns the state before the first step, with buffers as the plan wants them."""
-    init, options = plan.decoder.init, {}
-    if plan.buckets is not None and "buckets" in inspect.signature(init).parameters:
-        options["buckets"] = plan.buckets
+    init = plan.decoder.init
+    takes_buckets = "buckets" in inspect.signature(init).parameters
+    options = {"buckets": plan.buckets} if takes_buckets else {}
     with torch.no_grad():
         state = init(params, prompt, rng_key=rng_key, max_new_tokens=max_new_tokens, **options)
     return replace(state, record=recorders)

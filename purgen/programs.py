@@ -126,7 +126,7 @@ def make_program(program: Program, compiler: Compiler) -> Callable[..., Any]:
         if compiler.backend == "inductor":
             from torch._inductor.compile_fx import compile_fx
 
-            made = compile_fx(graph, inputs, config_patches=dict(compiler.options))
+            made: Any = compile_fx(graph, inputs, config_patches=dict(compiler.options))
         else:
             made = lookup_backend(compiler.backend)(graph, inputs)
         program.graphs += 1

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from purgen.concrete import is_concrete
 from purgen.pytree import pytree_dataclass
 
 __all__ = ["Prompt", "right_align"]
@@ -109,7 +110,18 @@ def right_align(
     width = tokens.shape[1]
     column = torch.arange(width, device=tokens.device)
     offset = mask.long().argmax(dim=1)
+    if is_concrete(tokens, mask):
+        _check_rows(tokens, mask, offset, vocab_size)
 
+    start = width - count
+    source = (column - start[:, None] + offset[:, None]).clamp(min=0)
+    aligned = torch.where(column >= start[:, None], tokens.gather(1, source), pad_token_id)
+    return aligned, start, offset
+
+
+def _check_rows(tokens: Tensor, mask: Tensor, offset: Tensor, vocab_size: int) -> None:
+    """Refuses rows without tokens, holes, and ids outside the vocabulary."""
+    count, column = mask.sum(dim=1), torch.arange(tokens.shape[1], device=tokens.device)
     empty = (count == 0).nonzero()[:, 0].tolist()
     if empty:
         raise ValueError(f"prompt: row {empty[0]} has no real token; every row needs at least one")
@@ -127,11 +139,6 @@ def right_align(
             f"prompt: token {int(tokens[row, place])} at row {row}, column {place} is outside the "
             f"vocabulary [0, {vocab_size})"
         )
-
-    start = width - count
-    source = (column - start[:, None] + offset[:, None]).clamp(min=0)
-    aligned = torch.where(column >= start[:, None], tokens.gather(1, source), pad_token_id)
-    return aligned, start, offset
 
 
 def _checked(prompt: Prompt, pad_token_id: int) -> tuple[Tensor, Tensor]:

@@ -128,7 +128,9 @@ def token_ids(
 
 def check_vocabulary(owner: str, name: str, ids: Tensor, context: TokenView) -> None:
     """Raises ValueError if one of `ids` [n] lies outside the vocabulary of the context."""
-    if context.vocab_size and ids.numel() and int(ids.max()) >= context.vocab_size:
+    if not context.vocab_size or not ids.numel() or not is_concrete(ids):
+        return
+    if int(ids.max()) >= context.vocab_size:
         raise ValueError(
             f"{owner}: {name} holds {int(ids.max())}, outside the vocabulary "
             f"[0, {context.vocab_size})"

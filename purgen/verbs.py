@@ -28,7 +28,7 @@ from purgen.stop_rules.base import StopRule, reason_of
 from purgen.transforms import LogitsTransform
 from purgen.view import NO_KEY, view_of
 
-__all__ = ["append", "begin", "extend", "feed", "finish", "require_key", "warp"]
+__all__ = ["append", "begin", "extend", "feed", "finish", "require_key", "row_keys", "warp"]
 
 
 def begin(
@@ -70,7 +70,7 @@ def begin(
         prompt, vocab_size=model.vocab_size, pad_token_id=model.pad_token_id
     )
     batch_size, width = tokens.shape
-    longest = int((width - start).max())
+    longest = int((width - start).max()) if is_concrete(start) else width
     limit = getattr(model, "max_length", None)
     if limit is not None and longest + max_new_tokens > limit:
         raise ValueError(
@@ -94,7 +94,7 @@ def begin(
         cache=cache,
         stopped=torch.zeros_like(start, dtype=torch.bool),
         stop_reason=torch.zeros_like(start),
-        rng_key=_row_keys(rng_key, batch_size, tokens.device),
+        rng_key=row_keys(rng_key, batch_size, tokens.device),
         prompt_offset=offset,
         limit=torch.full_like(start, total),
         pad_token_id=model.pad_token_id,
@@ -338,7 +338,8 @@ def _check_budget(max_new_tokens: int) -> None:
         raise ValueError(f"max_new_tokens must be at least 1, not {max_new_tokens}")
 
 
-def _row_keys(rng_key: Tensor | None, batch_size: int, device: torch.device) -> Tensor:
+def row_keys(rng_key: Tensor | None, batch_size: int, device: torch.device) -> Tensor:
+    """Returns a key a row, int64 [B, 2], of what the caller gave; zeros where that is None."""
     if rng_key is None:
         return torch.zeros(batch_size, 2, dtype=torch.int64, device=device)
     if not isinstance(rng_key, Tensor) or rng_key.dtype != torch.int64:

@@ -111,6 +111,17 @@ def test_cache_doubles_as_it_fills():
     assert seen == [8, 16, 32, 64, 65]
 
 
+def test_a_state_with_a_short_cache_goes_on_without_buckets():
+    decoder = purgen.greedy(MODEL)
+    options = {"max_new_tokens": 20, "buckets": Buckets(smallest=8)}
+    whole = generate(decoder, MODEL.params, PROMPT, **options)
+    states = [state for state, _ in purgen.stream(decoder, MODEL.params, PROMPT, **options)]
+    assert states[2].cache.layout.capacity(states[2].cache) == 8
+    for loop in ("eager", "while"):
+        rest = resume(decoder, MODEL.params, states[2], buckets=None, loop=loop, backend="eager")
+        assert torch.equal(rest.sequences, whole.sequences)
+
+
 def test_whole_budget_at_once():
     for buckets, slots in ((None, 25), (Buckets(grow=False), 25), (Buckets(smallest=8), 25)):
         out = generate(

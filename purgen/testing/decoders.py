@@ -51,7 +51,8 @@ def check_decoder(
     (left, right, more of them, another pad id), *one graph* (`torch.compile(fullgraph=True)`, one
     compilation over all steps, the same tokens), *loops* (`generate` gives what stepping by hand
     gives, in a loop that writes its buffers in place and in one that is one program), *vmap* (over
-    states at different positions, as a loop). A decoder over several rows a prompt (beams) is checked row by row of its output.
+    states at different positions, as a loop). A decoder over several rows a prompt (beams) is checked
+    row by row of its output.
 
     Args:
         decoder: what to check.
@@ -81,11 +82,15 @@ def check_decoder(
     )
     found = difference(whole.new_tokens, run.generate().new_tokens)
     require(found is None, "deterministic", f"two runs gave other tokens: {found}")
-    _check_loops(run, states, whole, backend)
+    by_hand = run.decoder.finish(states[-1])
+    _require_same_tokens(
+        by_hand, whole, _rows(whole), "loops", "generate, against stepping by hand"
+    )
     _check_rows(run, whole)
     _check_pads(run, whole)
     if backend is not None:
         _check_compiled(run, states, backend, tolerance)
+        _check_while(run, whole, backend)
     _check_vmap(run, states, tolerance)
 
 
@@ -139,22 +144,6 @@ def _check_steps(run: _Run) -> list[GenerationState]:
     return states
 
 
-def _check_loops(
-    run: _Run, states: list[GenerationState], whole: GenerationOutput, backend: str | None
-) -> None:
-    by_hand = run.decoder.finish(states[-1])
-    rows = torch.arange(len(whole.new_tokens))
-    _require_same_tokens(by_hand, whole, rows, "loops", "generate, against stepping by hand")
-    if backend is None:
-        return
-    options = {"loop": "while", "backend": backend, "buckets": Buckets(smallest=16)}
-    try:
-        result = run.generate(**options)
-    except Exception as error:  # it ran eagerly
-        raise AssertionError(f"loops: loop='while' does not run: {error}") from error
-    _require_same_tokens(whole, result, rows, "loops", "loop='while'")
-
-
 def _check_frozen(before: GenerationState, after: GenerationState) -> None:
     def visible(state: GenerationState) -> Any:
         """What must not change: everything but what a cache holds at and beyond its position."""
@@ -204,7 +193,7 @@ def _check_rows(run: _Run, whole: GenerationOutput) -> None:
 
 
 def _check_pads(run: _Run, whole: GenerationOutput) -> None:
-    rows = torch.arange(len(whole.new_tokens))
+    rows = _rows(whole)
     sequences = _real_tokens(run.prompt)
     last = int(sequences[0][-1])  # a pad id that is a token, too: only the mask can tell
     for side, more, pad in (("left", 0, last), ("right", 0, 0), ("left", 3, 1), ("right", 2, last)):
@@ -237,6 +226,18 @@ def _check_compiled(
     require(compiled.graphs == 1, "one graph", text)
     found = difference(states[-1], state, tolerance=tolerance)
     require(found is None, "one graph", f"the compiled steps gave another state: {found}")
+
+
+def _check_while(run: _Run, whole: GenerationOutput, backend: str) -> None:
+    try:
+        result = run.generate(loop="while", backend=backend, buckets=Buckets(smallest=16))
+    except Exception as error:  # the step traces, so whatever this is comes of the loop
+        raise AssertionError(f"loops: loop='while' does not run: {error}") from error
+    _require_same_tokens(whole, result, _rows(whole), "loops", "loop='while'")
+
+
+def _rows(output: GenerationOutput) -> Tensor:
+    return torch.arange(len(output.new_tokens))
 
 
 def _tokens_of(state: GenerationState) -> list[Tensor]:
