@@ -79,7 +79,7 @@ def advance_many(step: Step, params: Any, run: Run, steps: int) -> None:
 
 def advance_while(
     step: Step, params: Any, run: Run, until: Tensor, gives: tuple[str, ...] = ()
-) -> tuple[Tensor, ...]:
+) -> tuple[Tensor, ...] | None:
     """Makes steps until all rows have stopped, in one program, in place.
 
     The buffers are closed over and written in the body of the loop. Carried, they would be copied in
@@ -94,7 +94,7 @@ def advance_while(
             package of torch 2.13 that reads a buffer after a loop finds what it held before.)
 
     Returns:
-        The fields `gives` of the final state.
+        The fields `gives` of the final state; None if there are none.
     """
 
     def goes_on(made: Tensor, live: Tensor, *_: Tensor) -> Tensor:
@@ -109,9 +109,11 @@ def advance_while(
         return (made + 1, live, *given)
 
     given = [getattr(run.state, name).clone() for name in gives]
-    made, _, *given = while_loop(goes_on, body, (run.made.clone(), ~run.state.stopped.all(), *given))
+    made, _, *given = while_loop(
+        goes_on, body, (run.made.clone(), ~run.state.stopped.all(), *given)
+    )
     run.made.copy_(made)
-    return tuple(given)
+    return tuple(given) if gives else None
 
 
 def complete(step: Step, params: Any, state: GenerationState) -> GenerationState:

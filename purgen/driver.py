@@ -22,15 +22,16 @@ from purgen.buffers import caches_apart, fitted, in_lockstep, owned, recording, 
 from purgen.cache import caches_of
 from purgen.decoder import Decoder, StepInfo
 from purgen.donation import donating
-from purgen.programs import PROGRAMS, Compiler
+from purgen.program import Bound, Compiler
+from purgen.programs import PROGRAMS
 from purgen.pytree import replace
 from purgen.state import GenerationState
 
 __all__ = ["Way", "drive", "way_of"]
 
-Turn = Callable[[Run, Tensor], tuple[Run, StepInfo | None]]
+Turn = Callable[[Run, int, Tensor], tuple[Run, StepInfo | None]]
 
-CHUNK = 4  # steps of a graph of the compiled loop
+CHUNK = 1  # steps of a graph of the compiled loop: each more takes as long again to compile
 
 # A loop that may make any number of steps in a turn begins with a few and goes on with as many as take
 # so long: the clock of `purgen.max_time`, the bar and Ctrl-C are as coarse as that.
@@ -42,8 +43,8 @@ class Way:
     """What a turn of a loop is.
 
     Attributes:
-        prepare: `prepare(params, run) -> turn`, and `turn(run, until) -> (run, info or None)` serves as
-            long as the form of the run stays.
+        prepare: `prepare(params, run) -> turn`, and `turn(run, until, elapsed) -> (run, info or None)`
+            serves until the run is given other buffers.
         steps: int, how many steps a turn makes; 0: it goes on until `until` are made.
         owns: bool, whether it writes the buffers of the run, so that they must be the loop's own.
         streams: bool, whether each step is handed out, and no record is kept.
@@ -83,27 +84,41 @@ def way_of(
         owns = decoder.lockstep and not streams
 
         def in_python(params: Any, run: Run) -> Turn:
-            return lambda run, until: step_in_python(decoder, params, run, owns=owns)
+            return lambda run, until, elapsed: step_in_python(
+                decoder, params, _stamped(run, elapsed), owns=owns
+            )
 
         return Way(in_python, 1, owns, streams)
-    size = 1 if streams else chunk or CHUNK
-    kind = "while" if loop == "while" else "step" if streams else "chunk"
 
-    def prepare(params: Any, run: Run) -> Turn:
-        def arguments(until: Tensor) -> tuple[Any, ...]:
-            return {"while": (until,), "chunk": (size,), "step": ()}[kind]
-
-        program = PROGRAMS.find(
-            kind, decoder.step, params, run, *arguments(run.made), compiler=compiler
+    def prepare_step(params: Any, run: Run) -> Turn:
+        program = PROGRAMS.find("step", decoder.step, params, run, compiler=compiler)
+        return lambda run, until, elapsed: program(
+            decoder.step, params, _stamped(run, elapsed), announce=announce
         )
 
-        def turn(run: Run, until: Tensor) -> tuple[Run, StepInfo | None]:
-            result = program(decoder.step, params, run, *arguments(until), announce=announce)
-            return (run, None) if result is None else result
+    def prepare(params: Any, run: Run) -> Turn:
+        goal = torch.zeros_like(run.made)
+        rest = (goal,) if loop == "while" else (size,)
+        program = PROGRAMS.find(kind, decoder.step, params, run, *rest, compiler=compiler)
+        bound = Bound(program, decoder.step, params, run, *rest, announce=announce)
+
+        def turn(same: Run, until: int, elapsed: Tensor) -> tuple[Run, None]:
+            goal.fill_(until)
+            run.state.elapsed.copy_(elapsed)
+            bound()
+            return run, None
 
         return turn
 
-    return Way(prepare, 0 if kind == "while" else size, not streams, streams, chunk)
+    if streams:
+        return Way(prepare_step, 1, False, True)
+    size = chunk or CHUNK
+    kind = "while" if loop == "while" else "chunk"
+    return Way(prepare, 0 if loop == "while" else size, True, False, chunk)
+
+
+def _stamped(run: Run, elapsed: Tensor) -> Run:
+    return replace(run, state=replace(run.state, elapsed=elapsed))
 
 
 def step_in_python(decoder: Decoder, params: Any, run: Run, *, owns: bool) -> tuple[Run, StepInfo]:
@@ -160,15 +175,15 @@ def drive(
                 run, turn = replace(run, state=state), None
                 run = owned(run, theirs) if way.owns and made == 0 else run
             now = time.monotonic()
-            run = replace(run, state=replace(run.state, elapsed=before + (now - began)))
+            elapsed = before + (now - began)
             if run.state.record and not run.record and not way.streams:
                 # The first step shows what form the records have.
-                run, first = step_in_python(decoder, params, run, owns=way.owns)
+                run, first = step_in_python(decoder, params, _stamped(run, elapsed), owns=way.owns)
                 run, info, steps = recording(run, first.recorded), first, 1
                 run = owned(run, storages(caches_apart(run.state))) if way.owns else run
             else:
                 turn = turn or way.prepare(params, run)
-                run, info = turn(run, torch.full_like(run.made, made + min(room, size)))
+                run, info = turn(run, made + min(room, size), elapsed)
                 steps = way.steps or int(run.made) - made
                 if way.steps == 0 and way.chunk is None:
                     size = max(1, int(steps * SECONDS / (time.monotonic() - now)))

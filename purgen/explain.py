@@ -8,7 +8,8 @@ from typing import Any
 from purgen.auto import pick_loop
 from purgen.decoder import Decoder
 from purgen.loop import generate
-from purgen.programs import PROGRAMS, Program
+from purgen.program import Program
+from purgen.programs import PROGRAMS
 from purgen.prompt import Prompt
 
 __all__ = ["Explanation", "explain"]

@@ -16,7 +16,7 @@ from purgen.buckets import Buckets, parts_of
 from purgen.buffers import handed_out
 from purgen.decoder import Decoder, GenerationOutput, StepInfo
 from purgen.driver import Way, drive, way_of
-from purgen.programs import Compiler
+from purgen.program import Compiler
 from purgen.prompt import Prompt
 from purgen.pytree import replace
 from purgen.record import Recorder, resolve_record
@@ -72,7 +72,8 @@ def generate(
         buckets: how buffers are lengthened as they fill, and how lengths share programs; None: they
             have room for the whole budget at once, and other lengths need other programs.
         chunk: the most steps between two looks at the stop flags and the clock. None: 1 in "eager",
-            4 in "compiled"; in "while" as many as take 0.1 s, after the first 8.
+            1 in "compiled" too, since each more takes as long again to compile; in "while" as many
+            as take 0.1 s, after the first 8.
         backend: what `torch.compile` makes programs with.
 
     Returns:

@@ -9,144 +9,32 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import dataclasses
-import sys
 import threading
-import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch._dynamo.config as config
 import torch.utils._pytree as torch_pytree
-from tqdm import tqdm
 
-from purgen.advance import Run, Step, advance, advance_many, advance_while
+from purgen.advance import Run, Step
 from purgen.buckets import parts_of
 from purgen.cache import caches_of
+from purgen.program import Compiler, Program, make_program
 from purgen.structure import form_of, structure_of
 
-__all__ = ["PROGRAMS", "Compiler", "Program", "Programs", "keep_many_programs", "make_program"]
+__all__ = ["PROGRAMS", "Programs", "keep_many_programs"]
 
 # What torch keeps for one function and in all, where a step is compiled by hand: the eight that it
 # keeps by default are too few for a notebook.
 PER_FUNCTION, TOGETHER = 256, 4096
-
-KINDS: dict[str, Callable[..., Any]] = {
-    "step": advance,
-    "chunk": advance_many,
-    "while": advance_while,
-}
 
 
 def keep_many_programs() -> None:
     """Raises torch's limits on programs a function and in all, where they are lower."""
     config.recompile_limit = max(config.recompile_limit, PER_FUNCTION)
     config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, TOGETHER)
-
-
-@dataclasses.dataclass(frozen=True)
-class Compiler:
-    """How programs are compiled.
-
-    Attributes:
-        backend: of `torch.compile`.
-        options: tuple of (name, value), settings of inductor for these programs.
-    """
-
-    backend: str = "inductor"
-    options: tuple[tuple[str, Any], ...] = ()
-
-    @classmethod
-    def of(cls, backend: str, device: torch.device) -> Compiler:
-        """Returns the one for a device.
-
-        On a CPU the code between the kernels is C++, too: at batch 1 that doubles the speed of a small
-        model.
-        """
-        if backend == "inductor" and device.type == "cpu":
-            return cls(backend, (("cpp_wrapper", True),))
-        return cls(backend)
-
-
-@dataclasses.dataclass(eq=False)
-class Program:
-    """One compiled program and what is known of it.
-
-    Attributes:
-        kind: "step", "chunk" or "while".
-        traits: dict from what was compiled in ("cache slots", …) to its value.
-        why: what none of the programs had that were there before.
-        graphs: int, how often torch compiled it; more than 1 where a guard failed.
-        seconds: float, how long that took.
-        calls: int.
-        donated: int, how many buffers it writes in place.
-        donated_bytes: int, their size.
-    """
-
-    kind: str
-    traits: dict[str, Any]
-    why: str
-    graphs: int = 0
-    seconds: float = 0.0
-    calls: int = 0
-    donated: int = 0
-    donated_bytes: int = 0
-    function: Callable[..., Any] = dataclasses.field(default=lambda: None, repr=False)
-
-    def __call__(self, *args: Any, announce: bool = False) -> Any:
-        """Runs it; the first time, compiles it, and says so on stderr if asked to."""
-        announce = announce and self.calls == 0
-        if announce:
-            tqdm.write(f"purgen: compiling {self.kind} ({self.why}) …", file=sys.stderr)
-        result = self.function(*args)
-        self.calls += 1
-        if announce:
-            tqdm.write(f"purgen: compiled in {self.seconds:.1f} s", file=sys.stderr)
-        return result
-
-
-def make_program(program: Program, compiler: Compiler) -> Callable[..., Any]:
-    """Makes the compiled function `(step, params, run, …)` of a program.
-
-    Args:
-        program: counts its compilations.
-        compiler: how.
-
-    Returns:
-        The function; it compiles when it is first called.
-    """
-    from torch._dynamo import lookup_backend  # takes seconds to import
-
-    body = KINDS[program.kind]
-    called = time.monotonic()
-
-    def backend(graph: Any, inputs: Any) -> Any:
-        if compiler.backend == "inductor":
-            from torch._inductor.compile_fx import compile_fx
-
-            made: Any = compile_fx(graph, inputs, config_patches=dict(compiler.options))
-        else:
-            made = lookup_backend(compiler.backend)(graph, inputs)
-        program.graphs += 1
-        program.seconds += time.monotonic() - called
-        return made
-
-    # A code object of its own: torch keeps what it compiled with the code, so that dropping the one
-    # drops the other.
-    def run(*args: Any) -> Any:
-        return body(*args)
-
-    run.__code__ = run.__code__.replace(co_name=f"purgen_{program.kind}_{id(program)}")
-    compiled = torch.compile(run, fullgraph=True, dynamic=False, backend=backend)
-
-    def call(*args: Any) -> Any:
-        nonlocal called
-        called = time.monotonic()
-        return compiled(*args)
-
-    return call
 
 
 class Programs:
@@ -167,7 +55,7 @@ class Programs:
         """Returns the program for these arguments; it is compiled when it is first called.
 
         Args:
-            kind: a key of `KINDS`.
+            kind: a key of `purgen.program.KINDS`.
             step: `Decoder.step`.
             params: the parameters.
             run: the generation; of another kind than "step", its buffers are written.
@@ -175,8 +63,7 @@ class Programs:
             compiler: how to compile it.
 
         Returns:
-            A `Program`, to be called as `program(step, params, run, *rest)` while the form of `run`
-            stays as it is.
+            A `Program`, to be called as `program(step, params, run, *rest)`.
         """
         traits = _traits(kind, step, params, run, rest, compiler)
         key = tuple(traits.items())

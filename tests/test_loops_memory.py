@@ -10,7 +10,8 @@ import purgen
 from purgen import Buckets, generate, resume
 from purgen.advance import Run
 from purgen.buffers import owned
-from purgen.programs import Compiler, Programs
+from purgen.program import Compiler
+from purgen.programs import Programs
 from purgen.testing.laws import clone_tree, difference
 
 HIDDEN = 32

@@ -10,7 +10,8 @@ import torch
 
 import purgen
 from purgen import Buckets, generate, resume
-from purgen.programs import PROGRAMS, Compiler, Programs
+from purgen.program import Compiler
+from purgen.programs import PROGRAMS, Programs
 from purgen.structure import structure_of
 
 MODEL = purgen.testing.toy_model(vocab_size=24, eos_token_id=(3,))
