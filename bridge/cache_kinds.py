@@ -64,7 +64,7 @@ def ring_cache(*, slack: int = 16) -> CacheKind:
     if not isinstance(slack, int) or slack < 0:
         raise ValueError(f"ring_cache: slack must be an int of at least 0, not {slack!r}")
 
-    def kind(attention: AttentionSpec, *_: Any) -> Any:
+    def kind(attention: AttentionSpec, skeleton: Any, params: Any) -> Any:
         if attention.window is None or attention.kind != "sliding_attention":
             return attention
         return RingSpec(attention=attention, slack=slack)
@@ -93,7 +93,11 @@ def quantized_cache(*, bits: int = 8) -> CacheKind:
     """
     if bits != 8:
         raise ValueError(f"quantized_cache: bits must be 8, not {bits!r}")
-    return lambda attention, *_: QuantizedSpec(attention=attention)
+
+    def kind(attention: AttentionSpec, skeleton: Any, params: Any) -> Any:
+        return QuantizedSpec(attention=attention)
+
+    return kind
 
 
 def attention_sinks(*, sinks: int = 4, recent: int = 1020) -> CacheKind:

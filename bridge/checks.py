@@ -19,6 +19,7 @@ __all__ = [
     "check_appended",
     "check_apply",
     "check_inputs",
+    "check_layout",
     "check_left_padded",
     "check_not_rewound",
     "check_params",
@@ -52,6 +53,7 @@ def check_prefill(
     if not isinstance(mask, Tensor) or mask.shape != tokens.shape:
         raise ValueError(f"prefill: mask must be [B, P] = {list(tokens.shape)}, not {_kind(mask)}")
     _check_mask("prefill", "mask", mask)
+    _check_no_holes("prefill", "mask", mask)
     _check_ids("prefill", tokens, ids)
     if is_concrete(cache.cache_position) and cache.cache_position.any():
         raise ValueError(
@@ -94,11 +96,13 @@ def check_apply(
     if position_ids is not None:
         _check_int64("apply", "position_ids", position_ids, "[B, q]", (rows, width), tokens.device)
     if attention_mask is not None:
-        shape = attention_mask.shape if isinstance(attention_mask, Tensor) else ()
-        packed = len(shape) == 4
+        given: tuple[int, ...] = ()
+        if isinstance(attention_mask, Tensor):
+            given = tuple(attention_mask.shape)
+        packed = len(given) == 4
         form = "[B, 1, q, at most T]" if packed else "[B, at most T]"
         wanted = (rows, 1, width) if packed else (rows,)
-        if tuple(shape[:-1]) != wanted or shape[-1] > capacity:
+        if given[:-1] != wanted or given[-1] > capacity:
             raise ValueError(
                 f"apply: attention_mask must be {form} = "
                 f"[{', '.join(map(str, wanted))}, at most {capacity}], not {_kind(attention_mask)}"
@@ -109,6 +113,10 @@ def check_apply(
                 "say where a sequence begins"
             )
         _check_mask("apply", "attention_mask", attention_mask)
+        if not packed and position_ids is None:
+            _check_no_holes("apply", "attention_mask", attention_mask)
+        if not packed and position_ids is not None:
+            _check_position_ids(attention_mask, cache_position, position_ids)
     _check_ids("apply", tokens, ids)
     if is_concrete(cache_position):
         outside = (cache_position < 0) | (cache_position + width > capacity)
@@ -286,6 +294,61 @@ def _check_mask(call: str, name: str, mask: Tensor) -> None:
         others = mask[(mask != 0) & (mask != 1)]
         if others.numel():
             raise ValueError(f"{call}: {name} must be bool, or 0 and 1; it holds {int(others[0])}")
+
+
+def _check_no_holes(call: str, name: str, mask: Tensor) -> None:
+    """Refuses a pad between two real tokens: does it count as a position or not?"""
+    if not is_concrete(mask):
+        return
+    real = mask != 0
+    later = real.flip(1).cumsum(dim=1).flip(1) > 0
+    hole = ~real & later & (real.cumsum(dim=1) > 0)
+    if hole.any():
+        row, column = hole.nonzero()[0].tolist()
+        advice = "; give position_ids besides" if call == "apply" else ""
+        raise ValueError(
+            f"{call}: {name}[{row}, {column}] is a hole, a pad between real tokens{advice}"
+        )
+
+
+def _check_position_ids(mask: Tensor, cache_position: Tensor, position_ids: Tensor) -> None:
+    """Refuses positions that a mask without holes contradicts."""
+    if not is_concrete(mask, cache_position, position_ids):
+        return
+    real = mask != 0
+    hole = ~real & (real.flip(1).cumsum(dim=1).flip(1) > 0) & (real.cumsum(dim=1) > 0)
+    slots = cache_position[..., None] + torch.arange(position_ids.shape[1], device=mask.device)
+    slots = slots.expand_as(position_ids)
+    inside = slots < mask.shape[1]
+    rank = (real.cumsum(dim=1) - real.long()).gather(1, slots.clamp(max=mask.shape[1] - 1))
+    fed = real.gather(1, slots.clamp(max=mask.shape[1] - 1)) & inside
+    wrong = fed & (rank != position_ids) & ~hole.any(dim=1, keepdim=True)
+    if wrong.any():
+        row, column = wrong.nonzero()[0].tolist()
+        raise ValueError(
+            f"apply: position_ids[{row}, {column}] is {int(position_ids[row, column])}, but "
+            f"attention_mask says that {int(rank[row, column])} real tokens lie before it; leave one "
+            "of them out"
+        )
+
+
+def check_layout(call: str, cache: Cache, specs: tuple[Any, ...]) -> None:
+    """Refuses a cache that another model made, or a model with another kind of cache.
+
+    Args:
+        call: the function, for the message.
+        cache: the cache.
+        specs: what the layers of this model keep.
+
+    Raises:
+        ValueError: it is of another form.
+    """
+    made = getattr(cache.layout, "specs", None)
+    if made is not None and made is not specs and made != specs:
+        raise ValueError(
+            f"{call}: cache was made by another model, or with another cache kind: its layers are not "
+            "those of this one; use this model's init_cache"
+        )
 
 
 def _check_ids(call: str, tokens: Tensor, ids: int) -> None:

@@ -20,6 +20,7 @@ from bridge import masks
 from bridge.checks import (
     check_appended,
     check_apply,
+    check_layout,
     check_left_padded,
     check_not_rewound,
     check_params,
@@ -148,6 +149,7 @@ class DecoderOnly:
             raise ValueError(f"prefill: this model takes no inputs, not {sorted(inputs)}")
         if not torch.compiler.is_compiling():
             check_params(params, self.names)
+            check_layout("prefill", cache, self.layout.specs)
             check_prefill(params, tokens, cache, mask, **self._expected)
             if not self.layout.slot_addressed:
                 check_left_padded("prefill", "mask", mask)
@@ -199,6 +201,7 @@ class DecoderOnly:
         position = cache.cache_position if cache_position is None else cache_position
         if not torch.compiler.is_compiling():
             check_params(params, self.names)
+            check_layout("apply", cache, self.layout.specs)
             check_apply(
                 params, tokens, cache, position, attention_mask, position_ids, **self._expected
             )
@@ -209,9 +212,10 @@ class DecoderOnly:
         if tokens.shape[1] > 1 and (not self.in_blocks or self.layout.block is not None):
             return self._one_by_one(params, tokens, cache, position, attention_mask, position_ids)
         capacity, width = self.layout.capacity(cache), tokens.shape[1]
-        packed = attention_mask is not None and attention_mask.ndim == 4
-        given = None
-        if attention_mask is not None and not packed:
+        given = allowed = None
+        if attention_mask is not None and attention_mask.ndim == 4:
+            allowed = to_bool(attention_mask[:, 0], capacity)
+        elif attention_mask is not None:
             given = to_bool(attention_mask, capacity)
         slots = position[..., None] + torch.arange(width, device=tokens.device)
         call = Call(
@@ -220,7 +224,7 @@ class DecoderOnly:
             valid=masks.real_slots(cache.layers["valid"], position, width, given),
             first=False,
             zero=self._zero(params, tokens),
-            allowed=to_bool(attention_mask[:, 0], capacity) if packed else None,
+            allowed=allowed,
         )
         if position_ids is None:
             position_ids = masks.rank_at(call.valid, call.slots)

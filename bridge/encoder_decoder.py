@@ -18,7 +18,7 @@ from transformers import EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
 from bridge import masks
-from bridge.checks import check_apply, check_inputs, check_params, check_prefill
+from bridge.checks import check_apply, check_inputs, check_layout, check_params, check_prefill
 from bridge.decoder_only import specs_of, to_bool
 from bridge.layers import Call, Layout
 from bridge.layers.cross import CrossLayer, CrossSpec
@@ -171,6 +171,7 @@ class EncoderDecoder:
         """
         if not torch.compiler.is_compiling():
             check_params(params, self.names)
+            check_layout("prefill", cache, self.layout.specs)
             check_inputs(inputs, self.main_input, tokens)
             if tokens.shape[1]:
                 check_prefill(params, tokens, cache, mask, **self._expected)
@@ -240,6 +241,7 @@ class EncoderDecoder:
         position = cache.cache_position if cache_position is None else cache_position
         if not torch.compiler.is_compiling():
             check_params(params, self.names)
+            check_layout("apply", cache, self.layout.specs)
             check_apply(
                 params, tokens, cache, position, attention_mask, position_ids, **self._expected
             )

@@ -100,7 +100,7 @@ def load(
 
 def _class_for(config: Any) -> Any:
     """Returns the auto class that knows a configuration, with a language modelling head."""
-    classes = (
+    classes: tuple[Any, ...] = (
         transformers.AutoModelForCausalLM,
         transformers.AutoModelForSeq2SeqLM,
         transformers.AutoModelForSpeechSeq2Seq,

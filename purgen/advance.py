@@ -101,7 +101,7 @@ def advance_while(
         return live & (made < until)
 
     def body(made: Tensor, live: Tensor, *_: Tensor) -> tuple[Tensor, ...]:
-        after, _ = advance(step, params, replace(run, made=made))
+        after = advance(step, params, replace(run, made=made))[0]
         # Copied before the buffers are written: some of these are the buffers.
         given = [getattr(after.state, name).clone() for name in gives]
         live = ~after.state.stopped.all()
@@ -109,11 +109,10 @@ def advance_while(
         return (made + 1, live, *given)
 
     given = [getattr(run.state, name).clone() for name in gives]
-    made, _, *given = while_loop(
-        goes_on, body, (run.made.clone(), ~run.state.stopped.all(), *given)
-    )
-    run.made.copy_(made)
-    return tuple(given) if gives else None
+    start = (run.made.clone(), ~run.state.stopped.all(), *given)
+    end: tuple[Tensor, ...] = while_loop(goes_on, body, start)
+    run.made.copy_(end[0])
+    return end[2:] if gives else None
 
 
 def complete(step: Step, params: Any, state: GenerationState) -> GenerationState:

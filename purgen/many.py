@@ -9,6 +9,7 @@ Generative Models", 2022.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -254,13 +255,17 @@ def _written(state: GenerationState, rows: Tensor, new: GenerationState) -> Gene
     both = []
     for each in (state, new):
         of = {id(part): size for part, size in zip(parts_of(each), sizes, strict=True)}
-        both.append(with_slots(each, lambda part, of=of: of[id(part)]))
+        both.append(with_slots(each, functools.partial(_looked_up, of)))
     state, new = both
 
     def put(old: Any, value: Any) -> Any:
-        if isinstance(old, Cache) and old.layout is not None:  # large, and the loop's own
-            return torch_pytree.tree_map(lambda a, b: a.index_copy_(0, rows, b), old, value)
-        return torch_pytree.tree_map(lambda a, b: a.index_copy(0, rows, b), old, value)
+        own = isinstance(old, Cache) and old.layout is not None  # large, and the loop's
+
+        def write(leaf: Tensor, rows_of: Tensor) -> Tensor:
+            copy = leaf.index_copy_ if own else leaf.index_copy
+            return copy(0, rows, rows_of)
+
+        return torch_pytree.tree_map(write, old, value)
 
     for old, value in zip(
         torch_pytree.tree_leaves(state), torch_pytree.tree_leaves(new), strict=True
@@ -276,6 +281,10 @@ def _written(state: GenerationState, rows: Tensor, new: GenerationState) -> Gene
         replace(new, lockstep=state.lockstep),
         is_leaf=lambda value: isinstance(value, Cache),
     )
+
+
+def _looked_up(sizes: dict[int, tuple[int, int]], part: GenerationState) -> tuple[int, int]:
+    return sizes[id(part)]
 
 
 def _slots(state: GenerationState) -> tuple[int, int]:

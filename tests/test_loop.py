@@ -209,19 +209,13 @@ def test_bad_decoder_and_loop_are_refused():
         generate(greedy(MODEL), MODEL.params, PROMPT, max_new_tokens=2, loop="fast")
 
 
-def test_compiled_loop_gives_the_eager_tokens():
+@pytest.mark.slow
+@pytest.mark.parametrize("loop", ["compiled", "while"])
+def test_inductor_gives_the_eager_tokens(loop):
     decoder = purgen.sample(MODEL, transform=purgen.top_p(0.9))
+    options = {"rng_key": KEY, "max_new_tokens": 9, "record": "logprob"}
     runs = [
-        generate(
-            decoder,
-            MODEL.params,
-            PROMPT,
-            rng_key=KEY,
-            max_new_tokens=9,
-            loop=loop,
-            record="logprob",
-        )
-        for loop in ("eager", "compiled")
+        generate(decoder, MODEL.params, PROMPT, loop=name, **options) for name in ("eager", loop)
     ]
     assert torch.equal(runs[0].sequences, runs[1].sequences)
     torch.testing.assert_close(runs[0].record["logprob"], runs[1].record["logprob"])

@@ -59,6 +59,7 @@ def test_eager_steps_copy_no_cache(lockstep):
     assert after.state.cache.layers["key"] is kept
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lockstep", [True, False])
 @pytest.mark.parametrize("kind", ["chunk", "while"])
 def test_programs_copy_no_cache(kind, lockstep):

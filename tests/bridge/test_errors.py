@@ -7,7 +7,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map
 
-from tests.bridge.families import BATCHING, prefilled, ragged_prompt
+import bridge
+from tests.bridge.families import BATCHING, prefilled, ragged_prompt, tiny_module
 
 TOKENS = torch.tensor([[5], [44], [61]])
 BOOL = torch.bool
@@ -140,3 +141,43 @@ def test_checks_vanish(model):
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         fake = tree_map(mode.from_tensor, (model.params, TOKENS, cache))
         assert model.apply(*fake).logits.shape == (3, 1, 128)
+
+
+def test_cache_of_another_model(models):
+    """Refused although the shapes agree: what the slots hold means something else there."""
+    model, other = models("llama"), models("gemma2")
+    with pytest.raises(ValueError, match="apply: cache was made by another model"):
+        model.apply(model.params, TOKENS, prefilled(other))
+    ringed = bridge.load(tiny_module("mistral"), cache=bridge.ring_cache())
+    plain = models("mistral")
+    with pytest.raises(ValueError, match="prefill: cache was made by another model"):
+        plain.prefill(
+            plain.params,
+            TOKENS,
+            ringed.init_cache(3, 4),
+            mask=torch.ones_like(TOKENS, dtype=torch.bool),
+        )
+
+
+def test_holes_and_positions(models):
+    """A mask with a hole needs positions; positions that a mask contradicts are refused."""
+    model = models("llama")
+    cache = prefilled(model)
+    width = TOKENS.shape[1]
+    mask = torch.ones(3, 9 + width, dtype=torch.bool)
+    holed = mask.clone()
+    holed[1, 4] = False
+    with pytest.raises(ValueError, match=r"attention_mask\[1, 4\] is a hole"):
+        model.apply(model.params, TOKENS, cache, attention_mask=holed)
+    positions = torch.arange(9, 9 + width).expand(3, -1)
+    model.apply(model.params, TOKENS, cache, attention_mask=holed, position_ids=positions)
+    model.apply(model.params, TOKENS, cache, attention_mask=mask, position_ids=positions)
+    with pytest.raises(ValueError, match=r"position_ids\[0, 0\] is 8, but .* that 9 real tokens"):
+        model.apply(model.params, TOKENS, cache, attention_mask=mask, position_ids=positions - 1)
+    with pytest.raises(ValueError, match=r"prefill: mask\[0, 1\] is a hole"):
+        model.prefill(
+            model.params,
+            TOKENS.expand(3, 3).contiguous(),
+            model.init_cache(3, 4),
+            mask=torch.tensor([[1, 0, 1], [1, 1, 1], [1, 1, 1]]),
+        )
