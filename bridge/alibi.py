@@ -64,11 +64,13 @@ class _NoRotation(nn.Module):
 
 
 def _bias(build: Any, heads: int, *, scale: float) -> Any:
-    """Returns `(call, keys) -> [B, H, 1, K]`, by the model's own formula."""
+    """Returns `(call, keys) -> [B, H, 1 or q, K]`, by the model's own formula."""
 
     def bias(call: Call, keys: Keys) -> Tensor:
-        table = build(keys.valid.to(torch.int64), heads, dtype=torch.float32)
-        return table.reshape(keys.valid.shape[0], heads, 1, -1) * scale
+        # Sequences that share a row: each query counts its own.
+        counted = keys.valid[:, None] if call.allowed is None else call.allowed
+        table = build(counted.flatten(0, 1).to(torch.int64), heads, dtype=torch.float32)
+        return table.reshape(*counted.shape[:2], heads, -1).transpose(1, 2) * scale
 
     return bias
 

@@ -22,6 +22,7 @@ __all__ = [
     "check_layout",
     "check_left_padded",
     "check_not_rewound",
+    "check_packable",
     "check_params",
     "check_prefill",
 ]
@@ -207,6 +208,26 @@ def check_not_rewound(cache: Cache, position: Tensor, rewind: int) -> None:
                 f"layers have been fed {int(fed[row])} slots: this cache can be rewound by {rewind} "
                 "at most; keep the earlier cache, which is a value, and go on from that"
             )
+
+
+def check_packable(attention_mask: Tensor | None) -> None:
+    """Refuses a mask that says who may attend to whom, for a cache that cannot heed it.
+
+    A state mixes all that it was fed, a bounded cache may have dropped what a query is to see, and a
+    row has one encoder's text.
+
+    Args:
+        attention_mask: bool [B, at most T] or None.
+
+    Raises:
+        ValueError: it is 4-dimensional.
+    """
+    if attention_mask is not None and attention_mask.ndim == 4:
+        raise ValueError(
+            f"apply: attention_mask is {_kind(attention_mask)}, but sequences cannot share a row "
+            "here: that takes layers that keep every token, and no encoder; give [B, at most T], one "
+            "sequence a row"
+        )
 
 
 def check_appended(

@@ -23,6 +23,7 @@ from bridge.checks import (
     check_layout,
     check_left_padded,
     check_not_rewound,
+    check_packable,
     check_params,
     check_prefill,
 )
@@ -188,7 +189,8 @@ class DecoderOnly:
             attention_mask: bool (or integers 0 and 1) [B, up to T], True at slots that hold real
                 tokens, these among them; left out, what the cache knows, and these are real. Or
                 [B, 1, q, up to T], True where a query may attend to a slot, whatever their order: so
-                several sequences share a row. It needs `position_ids`; a sliding window holds besides.
+                several sequences share a row. It needs `position_ids`; windows and chunks hold
+                besides, counted over what the query may attend to. Not for states, rings and sinks.
             position_ids: int64 [B, q]; left out, the number of real tokens before each.
 
         Returns:
@@ -206,6 +208,7 @@ class DecoderOnly:
                 params, tokens, cache, position, attention_mask, position_ids, **self._expected
             )
             if self.layout.rewind is not None:
+                check_packable(attention_mask)
                 check_not_rewound(cache, position, self.layout.rewind)
             if not self.layout.slot_addressed:
                 check_appended(cache, position, attention_mask, tokens.shape[1])

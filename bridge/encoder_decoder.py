@@ -18,7 +18,14 @@ from transformers import EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
 from bridge import masks
-from bridge.checks import check_apply, check_inputs, check_layout, check_params, check_prefill
+from bridge.checks import (
+    check_apply,
+    check_inputs,
+    check_layout,
+    check_packable,
+    check_params,
+    check_prefill,
+)
 from bridge.decoder_only import specs_of, to_bool
 from bridge.layers import Call, Layout
 from bridge.layers.cross import CrossLayer, CrossSpec
@@ -242,6 +249,7 @@ class EncoderDecoder:
         if not torch.compiler.is_compiling():
             check_params(params, self.names)
             check_layout("apply", cache, self.layout.specs)
+            check_packable(attention_mask)
             check_apply(
                 params, tokens, cache, position, attention_mask, position_ids, **self._expected
             )

@@ -78,11 +78,7 @@ def additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _full(call: Call, keys: Keys, reach: int | None) -> Tensor:
     if call.allowed is not None:
-        allowed = call.allowed
-        if keys.slots.ndim == 1:
-            return allowed[:, :, : keys.slots.shape[0]]
-        index = keys.slots.clamp(0, allowed.shape[2] - 1)[:, None, :].expand(-1, call.width, -1)
-        return allowed.gather(2, index) & keys.valid[:, None, :]
+        return call.allowed[..., : keys.slots.shape[0]]
     slots = keys.slots if keys.slots.ndim == 1 else keys.slots[:, None, :]
     causal = slots <= call.slots[..., None]
     return causal & keys.valid[:, None, :]
@@ -105,7 +101,14 @@ def _chunked(call: Call, keys: Keys, reach: int | None) -> Tensor:
 
 
 def _ranks(call: Call, keys: Keys) -> tuple[Tensor, Tensor]:
-    """Returns the ranks of the queries, int64 [B, q, 1], and of the keys, int64 [B, 1, K]."""
+    """Returns the ranks of the queries, int64 [B, q, 1], and of the keys, int64 [B, 1 or q, K].
+
+    Where the caller says who may attend to whom, a query counts what it may see: its own sequence,
+    whatever else lies in between.
+    """
+    if call.allowed is not None:
+        within = call.allowed.cumsum(dim=2) - call.allowed.to(torch.int64)  # [B, q, T]
+        return within.gather(2, call.slots[..., None]), within[..., : keys.slots.shape[0]]
     rank = call.valid.cumsum(dim=1) - call.valid.to(torch.int64)  # [B, T]
     if keys.slots.ndim == 1:  # slots from 0 on
         key = rank[:, : keys.slots.shape[0]]

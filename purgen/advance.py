@@ -6,10 +6,9 @@ updates a cache where it lies, without a copy of the whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 import torch.utils._pytree as torch_pytree
 from torch import Tensor
 from torch._higher_order_ops.while_loop import while_loop
@@ -77,9 +76,7 @@ def advance_many(step: Step, params: Any, run: Run, steps: int) -> None:
     _write_back(run, after)
 
 
-def advance_while(
-    step: Step, params: Any, run: Run, until: Tensor, gives: tuple[str, ...] = ()
-) -> tuple[Tensor, ...] | None:
+def advance_while(step: Step, params: Any, run: Run, until: Tensor) -> None:
     """Makes steps until all rows have stopped, in one program, in place.
 
     The buffers are closed over and written in the body of the loop. Carried, they would be copied in
@@ -90,33 +87,26 @@ def advance_while(
         params: the parameters.
         run: with room for the steps; its buffers are written.
         until: int64 [], the loop ends when `run.made` is so many.
-        gives: fields of the state that the loop carries besides and that are returned. (An exported
-            package of torch 2.13 that reads a buffer after a loop finds what it held before.)
-
-    Returns:
-        The fields `gives` of the final state; None if there are none.
     """
 
-    def goes_on(made: Tensor, live: Tensor, *_: Tensor) -> Tensor:
+    def goes_on(made: Tensor, live: Tensor) -> Tensor:
         return live & (made < until)
 
-    def body(made: Tensor, live: Tensor, *_: Tensor) -> tuple[Tensor, ...]:
+    def body(made: Tensor, live: Tensor) -> tuple[Tensor, Tensor]:
         after = advance(step, params, replace(run, made=made))[0]
-        # Copied before the buffers are written: some of these are the buffers.
-        given = [getattr(after.state, name).clone() for name in gives]
-        live = ~after.state.stopped.all()
         _write_back(run, replace(after, made=run.made))
-        return (made + 1, live, *given)
+        return made + 1, ~after.state.stopped.all()
 
-    given = [getattr(run.state, name).clone() for name in gives]
-    start = (run.made.clone(), ~run.state.stopped.all(), *given)
-    end: tuple[Tensor, ...] = while_loop(goes_on, body, start)
-    run.made.copy_(end[0])
-    return end[2:] if gives else None
+    made = while_loop(goes_on, body, (run.made.clone(), ~run.state.stopped.all()))[0]
+    run.made.copy_(made)
 
 
 def complete(step: Step, params: Any, state: GenerationState) -> GenerationState:
-    """Generates until all rows have stopped: a pure function that is one program.
+    """Generates until all rows have stopped: a pure function that is one program, for export.
+
+    What a step changes is carried from turn to turn. Written in place, as in `advance_while`, it
+    would be the program's own tensors, and the exporter's passes, which see no write in the body of a
+    loop, would give equal ones the same memory.
 
     Args:
         step: `Decoder.step`.
@@ -124,14 +114,33 @@ def complete(step: Step, params: Any, state: GenerationState) -> GenerationState
         state: a state whose caches have room for its whole budget.
 
     Returns:
-        The final state. Its input is unchanged: the buffers are copied once, before the loop.
+        The final state.
     """
     leaves, structure = torch_pytree.tree_flatten(state)
-    copies = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-    made = torch.zeros((), dtype=torch.int64, device=state.length.device)
-    run = Run(state=torch_pytree.tree_unflatten(copies, structure), record={}, made=made)
-    advance_while(step, params, run, torch.full_like(made, torch.iinfo(torch.int64).max))
-    return run.state
+    large = _is_large(state)
+    once = torch_pytree.tree_leaves(step(params, state)[0])  # only tells what moves: no code
+    moving = [index for index, leaf in enumerate(leaves) if once[index] is not leaf]
+
+    def with_moved(values: Sequence[Tensor]) -> GenerationState:
+        new = list(leaves)
+        for index, value in zip(moving, values, strict=True):
+            new[index] = value
+        return torch_pytree.tree_unflatten(new, structure)
+
+    def goes_on(*values: Tensor) -> Tensor:
+        return ~with_moved(values).stopped.all()
+
+    def body(*values: Tensor) -> tuple[Tensor, ...]:
+        new = torch_pytree.tree_leaves(step(params, with_moved(values))[0])
+        # A small one may be an old one, or a view of it, which the loop refuses.
+        return tuple([_own(new[index], large[index]) for index in moving])
+
+    begin = tuple([leaves[index].contiguous().clone() for index in moving])
+    return with_moved(while_loop(goes_on, body, begin))
+
+
+def _own(value: Tensor, large: bool) -> Tensor:
+    return value.contiguous() if large else value.contiguous().clone()
 
 
 def _write_back(run: Run, after: Run) -> None:
@@ -148,7 +157,7 @@ def _write_back(run: Run, after: Run) -> None:
             kept.copy_(value)
 
 
-def _is_large(run: Run) -> list[bool]:
+def _is_large(tree: Any) -> list[bool]:
     """Tells of each leaf whether it is of a kind that a step writes some slots of."""
 
     def mark(value: Any) -> Any:
@@ -161,7 +170,7 @@ def _is_large(run: Run) -> list[bool]:
             return torch_pytree.tree_map(lambda _: True, value)
         return False
 
-    return torch_pytree.tree_leaves(torch_pytree.tree_map(mark, run, is_leaf=_has_slots))
+    return torch_pytree.tree_leaves(torch_pytree.tree_map(mark, tree, is_leaf=_has_slots))
 
 
 def _has_slots(value: Any) -> bool:

@@ -224,7 +224,8 @@ class _Generation(nn.Module):
             stopped=state.stopped | (budget == 0),
             lockstep=self.decoder.lockstep,
         )
-        return tuple(getattr(complete(self.decoder.step, params, state), n) for n in RESULTS)
+        state = complete(self.decoder.step, params, state)
+        return tuple([getattr(state, name).clone() for name in RESULTS])
 
 
 def _draws(decoder: Decoder, params: Any, prompt: Prompt) -> bool:

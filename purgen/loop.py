@@ -52,6 +52,7 @@ def generate(
     buckets: Buckets | None = DEFAULT,
     chunk: int | None = None,
     backend: str = "inductor",
+    freeze: bool = False,
 ) -> GenerationOutput:
     """Generates until every row has stopped.
 
@@ -75,6 +76,10 @@ def generate(
             1 in "compiled" too, since each more takes as long again to compile; in "while" as many
             as take 0.1 s, after the first 8.
         backend: what `torch.compile` makes programs with.
+        freeze: whether the parameters are built into the programs of a compiled loop as constants. The
+            compiler then lays them out as the processor likes; but other parameters need other
+            programs, which keep both layouts in memory, and what is written into `params` later in
+            place makes a new program. Eagerly it changes nothing.
 
     Returns:
         A `GenerationOutput`; its `record` holds a tensor [B, N] (or [B, N, …]) a name.
@@ -93,7 +98,17 @@ def generate(
         >>> out.record["logprob"].shape, out.stop_reasons
         (torch.Size([2, 5]), ['MAX_NEW_TOKENS', 'MAX_NEW_TOKENS'])
     """
-    plan = plan_of(decoder, params, loop, buckets, chunk, backend, progress, steps=max_new_tokens)
+    plan = plan_of(
+        decoder,
+        params,
+        loop,
+        buckets,
+        chunk,
+        backend,
+        progress,
+        steps=max_new_tokens,
+        freeze=freeze,
+    )
     recorders = resolve_record(record)
     state = begin_run(plan, params, prompt, rng_key, max_new_tokens, recorders)
     output = _complete(plan, params, state, _filled(state), fresh=True)
@@ -165,6 +180,7 @@ def resume(
     buckets: Buckets | None = DEFAULT,
     chunk: int | None = None,
     backend: str = "inductor",
+    freeze: bool = False,
 ) -> GenerationOutput:
     """Goes on from a state until every row has stopped.
 
@@ -178,6 +194,7 @@ def resume(
         buckets: how buffers are lengthened.
         chunk: the most steps between two looks.
         backend: what `torch.compile` makes programs with.
+        freeze: whether the parameters are built into the programs.
 
     Returns:
         A `GenerationOutput`; its tokens are all tokens, its `record` begins here. `state` is not
@@ -198,7 +215,9 @@ def resume(
         True
     """
     steps = int((state.limit - state.length).clamp(min=0).max())
-    plan = plan_of(decoder, params, loop, buckets, chunk, backend, progress, steps=steps)
+    plan = plan_of(
+        decoder, params, loop, buckets, chunk, backend, progress, steps=steps, freeze=freeze
+    )
     state = replace(state, record=resolve_record(record))
     widths = [part.tokens.shape[1] for part in parts_of(state)]
     return _complete(plan, params, state, widths, fresh=False)
@@ -225,6 +244,7 @@ def plan_of(
     *,
     steps: int,
     streams: bool = False,
+    freeze: bool = False,
 ) -> Plan:
     """Checks how a generation is to be run."""
     if not isinstance(decoder, Decoder):
@@ -250,7 +270,7 @@ def plan_of(
         picked,
         streams=streams,
         chunk=chunk,
-        compiler=Compiler.of(backend, device_of(params)),
+        compiler=Compiler.of(backend, device_of(params), freeze=freeze),
         announce=progress,
     )
     return Plan(decoder, way, buckets, progress)

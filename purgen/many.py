@@ -59,6 +59,7 @@ def generate_many(
     buckets: Buckets | None = DEFAULT,
     chunk: int | None = None,
     backend: str = "inductor",
+    freeze: bool = False,
 ) -> Iterator[Finished]:
     """Generates for any number of prompts, a batch of them at a time, and yields each when it is done.
 
@@ -82,6 +83,7 @@ def generate_many(
         buckets: how buffers are lengthened.
         chunk: the most steps between two looks at the stop flags.
         backend: what `torch.compile` makes programs with.
+        freeze: whether the parameters are built into the programs.
 
     Yields:
         `Finished`, in the order in which they are done.
@@ -108,7 +110,15 @@ def generate_many(
             f"{list(rng_key.shape)}"
         )
     plan = plan_of(
-        decoder, params, loop, buckets, chunk, backend, progress=False, steps=max_new_tokens
+        decoder,
+        params,
+        loop,
+        buckets,
+        chunk,
+        backend,
+        progress=False,
+        steps=max_new_tokens,
+        freeze=freeze,
     )
     batch = _Batch(plan, params, max_new_tokens, rng_key, resolve_record(record))
     total = len(prompts) if isinstance(prompts, Sequence) else None

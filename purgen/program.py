@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import dataclasses
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch._dynamo.config as dynamo_config
 from tqdm import tqdm
 
 from purgen.advance import advance, advance_many, advance_while
@@ -30,21 +32,26 @@ class Compiler:
     Attributes:
         backend: of `torch.compile`.
         options: tuple of (name, value), settings of inductor for these programs.
+        freeze: bool, whether parameters are constants of the program.
     """
 
     backend: str = "inductor"
     options: tuple[tuple[str, Any], ...] = ()
+    freeze: bool = False
 
     @classmethod
-    def of(cls, backend: str, device: torch.device) -> Compiler:
+    def of(cls, backend: str, device: torch.device, *, freeze: bool = False) -> Compiler:
         """Returns the one for a device.
 
         On a CPU the code between the kernels is C++, too: at batch 1 that doubles the speed of a small
         model.
         """
+        options: tuple[tuple[str, Any], ...] = ()
         if backend == "inductor" and device.type == "cpu":
-            return cls(backend, (("cpp_wrapper", True),))
-        return cls(backend)
+            options += (("cpp_wrapper", True),)
+        if backend == "inductor" and freeze:
+            options += (("freezing", True),)
+        return cls(backend, options, freeze)
 
 
 @dataclasses.dataclass(eq=False)
@@ -61,6 +68,7 @@ class Program:
         donated: int, how many buffers it writes in place.
         donated_bytes: int, their size.
         called: float, the clock when it was last called.
+        constants: the parameters that are built in, or None.
         function: what runs.
     """
 
@@ -73,6 +81,7 @@ class Program:
     donated: int = 0
     donated_bytes: int = 0
     called: float = 0.0
+    constants: Any = dataclasses.field(default=None, repr=False)
     function: Callable[..., Any] = dataclasses.field(default=lambda: None, repr=False)
 
     def __call__(self, *args: Any, announce: bool = False) -> Any:
@@ -81,7 +90,10 @@ class Program:
         if announce:
             tqdm.write(f"purgen: compiling {self.kind} ({self.why}) …", file=sys.stderr)
         self.called = time.monotonic()
-        result = self.function(*args)
+        # Tensors that the function closes over become constants of the graph.
+        settings = {"install_free_tensors": True} if self.constants is not None else {}
+        with dynamo_config.patch(settings) if settings else contextlib.nullcontext():
+            result = self.function(*args)
         self.calls += 1
         if announce:
             tqdm.write(f"purgen: compiled in {self.seconds:.1f} s", file=sys.stderr)
@@ -122,8 +134,10 @@ def make_program(program: Program, compiler: Compiler) -> Callable[..., Any]:
 
     # A code object of its own: torch keeps what it compiled with the code, so that dropping the one
     # drops the other.
-    def run(*args: Any) -> Any:
-        return body(*args)
+    constants = program.constants
+
+    def run(step: Any, params: Any, *args: Any) -> Any:
+        return body(step, params if constants is None else constants, *args)
 
     run.__code__ = run.__code__.replace(co_name=f"purgen_{program.kind}_{id(program)}")
     return torch.compile(run, fullgraph=True, dynamic=False, backend=backend)

@@ -72,6 +72,8 @@ class Programs:
                 self._kept.move_to_end(key)
                 return _seen(self._kept[key])
             program = Program(kind, traits, _why(traits, [p.traits for p in self._kept.values()]))
+            if compiler.freeze:
+                program.constants = params
             if kind != "step":
                 leaves = torch_pytree.tree_leaves(run)
                 program.donated = len(leaves)
@@ -134,9 +136,18 @@ def _traits(
         "lockstep": state.lockstep,
         "steps a turn": tuple([item for item in rest if isinstance(item, int)]),
         "parameters": form_of(params),
+        "constants": _identity(params) if compiler.freeze else None,
         "state": form_of(run),
         "grad mode": torch.is_grad_enabled(),
     }
+
+
+def _identity(params: Any) -> tuple[Any, ...]:
+    """Tells tensors apart by what they are and how often they were written; the program keeps them."""
+    leaves = torch_pytree.tree_leaves(params)
+    return tuple(
+        [(id(leaf), leaf._version) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    )
 
 
 def _why(traits: dict[str, Any], others: list[dict[str, Any]]) -> str:
@@ -152,6 +163,8 @@ def _why(traits: dict[str, Any], others: list[dict[str, Any]]) -> str:
 
 
 def _shown(name: str, value: Any) -> str:
+    if name == "constants":
+        return "other parameters built in"
     if name in ("decoder", "parameters", "state"):
         return f"the form of the {name}"
     if isinstance(value, tuple):

@@ -39,7 +39,7 @@ class Call:
         zero: floating [], 0 with the batch dimensions of `torch.vmap` that parameters and tokens have:
             what a module writes in place must have them too.
         allowed: bool [B, q, T] or None, who may attend to whom, where the caller says so: then neither
-            the order of the slots nor `valid` does.
+            the order of the slots nor `valid` does. Every layer then keeps every slot.
     """
 
     position: Tensor

@@ -40,13 +40,14 @@ class Layout:
     def rewind(self) -> int | None:
         """How many slots lowering the position may go back; None: as many as there are."""
         limits = [spec.rewind for spec in self.specs if spec.rewind is not None]
-        return min(limits, default=None)
+        return min(limits) if limits else None  # torch.export has no rule for `default`
 
     @property
     def block(self) -> int | None:
         """How many tokens an empty cache may be fed at once, further ones singly; None: any number."""
         limits = [getattr(spec, "block", None) for spec in self.specs]
-        return min((limit for limit in limits if limit is not None), default=None)
+        known = [limit for limit in limits if limit is not None]
+        return min(known) if known else None
 
     def empty(self, batch_size: int, max_length: int) -> Cache:
         """Returns an empty cache.

@@ -171,9 +171,9 @@ def test_positions_and_growth(kind):
     assert implicit.cache.held(1).tolist() == [12, 12, 12]
 
 
-@pytest.mark.parametrize("kind", ["ring", "int8"])
+@pytest.mark.parametrize("kind", ["ring", "int8", "sinks"])
 def test_compiles_once_and_vmaps(kind):
-    model = model_of("gemma2", kind)
+    model = sinks_of("llama") if kind == "sinks" else model_of("gemma2", kind)
     torch.compiler.reset()
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(model.apply, backend=counter, fullgraph=True)

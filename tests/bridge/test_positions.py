@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils._pytree import tree_map
 
+import bridge
 import purgen
-from tests.bridge.families import assert_close, assert_same, ragged_prompt
+from tests.bridge.families import assert_close, assert_same, ragged_prompt, tiny_module
 
 FAMILIES = ("llama", "mistral", "gemma2", "gpt2", "deepseek_v3", "bloom", "mamba2", "qwen3_next")
 
@@ -88,11 +90,19 @@ def test_a_prefix_is_read_once(name, models):
     assert once.cache_position.tolist() == [4], "the prefix is as it was"
 
 
-@pytest.mark.parametrize(
-    "name", ["llama", "mistral", "gemma2", "gemma3_text", "gpt2", "deepseek_v3"]
+PACKED = (
+    "llama mistral gemma2 gemma3_text gpt2 deepseek_v3 bloom falcon_alibi llama4_text gpt_oss "
+    "gemma3n_text"
 )
+
+
+@pytest.mark.parametrize("name", PACKED.split())
 def test_packing(name, models):
-    """Sequences of one row, told apart by a mask, give what each gives alone."""
+    """Sequences of one row, told apart by a mask, give what each gives alone.
+
+    They do so in a first call, and when one goes on at the end of the row, others in between: windows,
+    chunks and distances count a sequence's own tokens.
+    """
     model = models(name)
     parts = [torch.arange(n) * 5 + 3 + n for n in (9, 4, 8)]
     row = torch.cat(parts)[None]
@@ -116,18 +126,61 @@ def test_packing(name, models):
             mask=torch.ones(1, len(part), dtype=torch.bool),
         )
         assert_close(out.logits[:, which == index], alone.logits)
-        # The sequence goes on at the end of the row, seeing its own alone.
-        seen = torch.cat([which == index, torch.tensor([True])])[None, None, None]
-        if name in ("llama", "gpt2", "deepseek_v3"):  # a window counts what lies between, too
-            further = model.apply(
-                model.params,
-                torch.tensor([[17]]),
-                out.cache,
-                attention_mask=seen,
-                position_ids=torch.tensor([[len(part)]]),
-            )
-            expected = model.apply(model.params, torch.tensor([[17]]), alone.cache)
-            assert_close(further.logits, expected.logits)
+        own = (which == index)[None, None, None].expand(1, 1, 2, -1)
+        new = torch.ones(2, 2, dtype=torch.bool).tril()[None, None]
+        further = model.apply(
+            model.params,
+            torch.tensor([[17, 90]]),
+            out.cache,
+            attention_mask=torch.cat([own, new], dim=3),
+            position_ids=len(part) + torch.arange(2)[None],
+        )
+        expected = model.apply(model.params, torch.tensor([[17, 90]]), alone.cache)
+        assert_close(further.logits, expected.logits)
+
+
+@pytest.mark.parametrize("name", ["gemma2", "bloom"])
+def test_packing_compiles_and_vmaps(name, models):
+    model = models(name)
+    tokens = torch.tensor([[5, 6, 7, 5]])
+    mask = torch.block_diag(torch.ones(2, 2).tril(), torch.ones(2, 2).tril()).bool()[None, None]
+    places = torch.tensor([[0, 1, 0, 1]])
+
+    def logits(params, cache):
+        options = {"attention_mask": mask, "position_ids": places}
+        return model.apply(params, tokens, cache, **options).logits
+
+    cache = model.init_cache(1, 8)
+    expected = logits(model.params, cache)
+    torch.compiler.reset()
+    compiled = torch.compile(logits, backend="aot_eager", fullgraph=True)
+    assert_close(compiled(model.params, cache), expected)
+    stacked = tree_map(lambda leaf: torch.stack([leaf, leaf]), cache)
+    lanes = torch.vmap(logits, in_dims=(None, 0))(model.params, stacked)
+    assert_close(lanes, torch.stack([expected, expected]))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("mamba", None),
+        ("mamba2", None),
+        ("qwen3_next", None),
+        ("mistral", bridge.ring_cache()),
+        ("llama", bridge.attention_sinks(sinks=2, recent=6)),
+    ],
+)
+def test_rows_that_cannot_be_shared(name, kind):
+    """States, rings and sinks do not keep every token apart: refused, never wrong."""
+    model = bridge.load(tiny_module(name), cache=kind)
+    with pytest.raises(ValueError, match=r"bool \[1, 1, 3, 3\], but sequences cannot share a row"):
+        model.apply(
+            model.params,
+            torch.tensor([[5, 6, 7]]),
+            model.init_cache(1, 8),
+            attention_mask=torch.ones(1, 1, 3, 3, dtype=torch.bool).tril(),
+            position_ids=torch.arange(3)[None],
+        )
 
 
 def test_packing_is_checked(models):
