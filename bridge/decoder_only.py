@@ -10,11 +10,6 @@ import torch
 from torch import Tensor
 from transformers import Cache as HFCache
 from transformers import DynamicCache
-from transformers.cache_utils import (
-    DynamicLayer,
-    DynamicSlidingWindowLayer,
-    LinearAttentionCacheLayerMixin,
-)
 
 from bridge import masks
 from bridge.checks import (
@@ -28,22 +23,14 @@ from bridge.checks import (
     check_prefill,
 )
 from bridge.errors import Unsupported
-from bridge.layers import (
-    AttentionSpec,
-    Call,
-    HybridSpec,
-    LayerSpec,
-    Layout,
-    RecurrentSpec,
-    SharedSpec,
-    states_of,
-)
+from bridge.layers import Call, Layout
 from bridge.layers.base import Keys
 from bridge.skeleton import Skeleton
+from bridge.specs import specs_of
 from purgen.cache import Cache
 from purgen.model import ModelOutput
 
-__all__ = ["DecoderOnly", "decoder_only", "specs_of", "to_bool"]
+__all__ = ["DecoderOnly", "decoder_only", "to_bool"]
 
 Bias = Callable[[Call, Keys], Tensor]
 
@@ -215,6 +202,9 @@ class DecoderOnly:
         if tokens.shape[1] > 1 and (not self.in_blocks or self.layout.block is not None):
             return self._one_by_one(params, tokens, cache, position, attention_mask, position_ids)
         capacity, width = self.layout.capacity(cache), tokens.shape[1]
+        # Modules add to what comes of the tokens in place: under vmap it must have a batch dimension
+        # where the cache has one.
+        tokens = tokens + torch.zeros_like(cache.cache_position)[:, None]
         given = allowed = None
         if attention_mask is not None and attention_mask.ndim == 4:
             allowed = to_bool(attention_mask[:, 0], capacity)
@@ -367,70 +357,3 @@ def _continues(functions: DecoderOnly, params: Any) -> bool:
     single = apart.apply(params, tokens[:, 2:], start.cache).logits.double()
     error = (together.double() - single).square().mean().sqrt() / single.square().mean().sqrt()
     return bool(error < (1e-3 if together.dtype == torch.float32 else 3e-2))
-
-
-def specs_of(cache: Any, config: Any) -> tuple[LayerSpec, ...]:
-    """Reads off what the layers of a transformers cache hold after two tokens.
-
-    Args:
-        cache: a `transformers.DynamicCache` that a forward of one row has written to.
-        config: the configuration of the decoder.
-
-    Returns:
-        A spec a layer.
-
-    Raises:
-        Unsupported: a kind of layer that is not known here.
-    """
-    names = getattr(config, "layer_types", None) or [None] * len(cache.layers)
-    return tuple(
-        _spec(layer, name, config) for layer, name in zip(cache.layers, names, strict=False)
-    )
-
-
-def _spec(layer: Any, name: str | None, config: Any) -> LayerSpec:
-    kind = type(layer)
-    if kind.__name__ == "DummyLayer" or (
-        kind in _ATTENTION and (layer.keys is None or layer.keys.numel() == 0)
-    ):
-        return SharedSpec(kind=str(name) if name in masks.MASKS else "full_attention")
-    if kind in _ATTENTION:
-        return _attention_spec(layer, name, config)
-    if issubclass(kind, LinearAttentionCacheLayerMixin):
-        states = states_of(layer)
-        recurrent = RecurrentSpec(
-            states=tuple(
-                (key, tuple(state.shape[1:]), state.dtype) for key, state in states.items()
-            ),
-            device=next(iter(states.values())).device if states else torch.device("cpu"),
-            kind="conv" if name == "conv" else "linear_attention",
-        )
-        if not states:
-            raise Unsupported(
-                f"model type {config.model_type!r}: a recurrent layer that keeps its state elsewhere"
-            )
-        if not hasattr(layer, "keys"):
-            return recurrent
-        return HybridSpec(attention=_attention_spec(layer, None, config), recurrent=recurrent)
-    raise Unsupported(
-        f"model type {config.model_type!r}: cache layers of class {kind.__name__} are not supported"
-    )
-
-
-def _attention_spec(layer: Any, name: str | None, config: Any) -> AttentionSpec:
-    window = getattr(layer, "sliding_window", None)
-    if name not in masks.MASKS:
-        name = "full_attention" if window is None else "sliding_attention"
-        if window is not None and getattr(config, "sliding_window", None) is None:
-            name = "chunked_attention"
-    return AttentionSpec(
-        key=(layer.keys.shape[1], layer.keys.shape[3]),
-        value=(layer.values.shape[1], layer.values.shape[3]),
-        dtype=layer.keys.dtype,
-        device=layer.keys.device,
-        kind=str(name),
-        window=window,
-    )
-
-
-_ATTENTION = (DynamicLayer, DynamicSlidingWindowLayer)

@@ -26,11 +26,12 @@ from bridge.checks import (
     check_params,
     check_prefill,
 )
-from bridge.decoder_only import specs_of, to_bool
+from bridge.decoder_only import to_bool
 from bridge.layers import Call, Layout
 from bridge.layers.cross import CrossLayer, CrossSpec
 from bridge.positions import per_row_positions
 from bridge.skeleton import Skeleton
+from bridge.specs import specs_of
 from purgen.cache import Cache
 from purgen.model import ModelOutput
 from purgen.pytree import replace

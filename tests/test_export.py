@@ -59,6 +59,7 @@ def test_parameters_inside(name, tmp_path):
     check(exported(DECODERS[name], tmp_path), DECODERS[name])
 
 
+@pytest.mark.slow
 def test_parameters_given(tmp_path):
     decoder = DECODERS["greedy"]
     run = exported(decoder, tmp_path, params_inside=False)
@@ -91,7 +92,7 @@ import json, sys
 from pathlib import Path
 class Block:
     def find_spec(self, name, *rest):
-        if name.split(".")[0] in ("purgen", "bridge", "transformers", "optree"):
+        if name.split(".")[0] in ("purgen", "bridge", "transformers"):
             raise ImportError(name)
 sys.meta_path.insert(0, Block())
 import torch
@@ -125,6 +126,7 @@ def test_package_runs_with_torch_alone(tmp_path):
             assert tokens[row][begin:end] == want.new_tokens[row, :count].tolist()
 
 
+@pytest.mark.slow
 def test_errors(tmp_path):
     with pytest.raises(FileNotFoundError, match="holds no generation.json"):
         purgen.load_program(tmp_path)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -76,3 +79,10 @@ def test_16_bit(models):
         models("llama").params, tokens, models("llama").init_cache(3, 9), mask=mask
     )
     torch.testing.assert_close(out.logits[mask].float(), exact.logits[mask], atol=0.3, rtol=0.1)
+
+
+def test_the_support_table_lists_every_family():
+    """docs/families.md is written by `tests/bridge/support_table.py`; it may not be left behind."""
+    table = (Path(__file__).parents[2] / "docs" / "families.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"^\| ([\w ]+) \| [\w]+ \|", table, flags=re.MULTILINE))
+    assert listed >= {*FAMILIES, *(f"seq2seq {name}" for name in SEQ2SEQ)}
