@@ -59,7 +59,6 @@ def test_parameters_inside(name, tmp_path):
     check(exported(DECODERS[name], tmp_path), DECODERS[name])
 
 
-@pytest.mark.slow
 def test_parameters_given(tmp_path):
     decoder = DECODERS["greedy"]
     run = exported(decoder, tmp_path, params_inside=False)

@@ -11,7 +11,7 @@ from purgen.cache import Cache
 from purgen.testing.laws import clone_tree, difference
 from tests.registry import GROUPED, STOP_RULES, STRATEGIES, TRANSFORMS, cases
 
-MODEL = purgen.testing.toy_model(vocab_size=40, eos_token_id=(3,))
+MODEL = purgen.testing.toy_model(vocab_size=32, eos_token_id=(3,))
 PROMPT = purgen.Prompt.from_lists([[1, 2, 3, 4, 5], [6], [7, 8], [2, 9, 4]], pad_token_id=0)
 KEY = purgen.random.key(5)
 NEW = 14
@@ -139,7 +139,7 @@ def test_row_without_a_token(loop):
             (view.num_new_tokens == 3)[:, None] & (view.start == 0)[:, None], -torch.inf, logits
         )
     )
-    decoder = purgen.greedy(MODEL, transform=forbid, stop=purgen.eos(39))
+    decoder = purgen.greedy(MODEL, transform=forbid, stop=purgen.any_of())
     expected, _ = by_hand(decoder, record="logprob")
     output = generate(
         decoder, MODEL.params, PROMPT, max_new_tokens=NEW, record="logprob", **LOOPS[loop]
