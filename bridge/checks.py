@@ -18,6 +18,7 @@ from purgen.concrete import is_concrete
 __all__ = [
     "check_appended",
     "check_apply",
+    "check_image_inputs",
     "check_inputs",
     "check_layout",
     "check_left_padded",
@@ -162,6 +163,51 @@ def check_inputs(inputs: Any, main: str, tokens: Tensor) -> None:
                 f"{main}, not {_kind(mask)}"
             )
         _check_mask("prefill", "inputs['attention_mask']", mask)
+
+
+def check_image_inputs(
+    inputs: Any, tokens: Tensor, mask: Tensor, *, known: Collection[str], image: int, video: int | None
+) -> None:
+    """Checks that a prompt has pixels where, and only where, its tokens stand for some.
+
+    Args:
+        inputs: what should be None or a dict of tensors by the names in `known`.
+        tokens: int64 [B, P].
+        mask: bool, or integers 0 and 1, [B, P].
+        known: the names of what the model reads.
+        image: the id that stands for a feature of an image.
+        video: that of a video, or None.
+
+    Raises:
+        ValueError: an input is unknown, or pixels or their tokens are missing; the message names it.
+    """
+    given = inputs or {}
+    if not isinstance(given, dict):
+        raise ValueError(f"prefill: inputs must be a dict of {sorted(known)}, not {_kind(inputs)}")
+    for name, value in given.items():
+        if name not in known:
+            raise ValueError(f"prefill: inputs has {name!r}; this model knows {sorted(known)}")
+        if not isinstance(value, Tensor):
+            raise ValueError(f"prefill: inputs[{name!r}] must be a tensor, not {_kind(value)}")
+    if not isinstance(tokens, Tensor) or not isinstance(mask, Tensor) or mask.shape != tokens.shape:
+        return  # refused by name where the others are
+    if not is_concrete(tokens, mask):
+        return
+    for pixels, token in (("pixel_values", image), ("pixel_values_videos", video)):
+        if token is None or (pixels not in known and pixels not in given):
+            continue
+        found = (tokens == token) & (mask != 0)
+        if found.any() and pixels not in given:
+            row, column = found.nonzero()[0].tolist()
+            raise ValueError(
+                f"prefill: tokens[{row}, {column}] is {token}, which stands for a part of an image or "
+                f"a video, but inputs has no {pixels!r}"
+            )
+        if pixels in given and not found.any():
+            raise ValueError(
+                f"prefill: inputs has {pixels!r}, but no token is {token}, which stands for a part of "
+                "them; the model's processor writes as many as there are"
+            )
 
 
 def check_left_padded(call: str, name: str, mask: Tensor) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -135,24 +136,12 @@ class DecoderOnly:
         """
         if inputs:
             raise ValueError(f"prefill: this model takes no inputs, not {sorted(inputs)}")
-        if not torch.compiler.is_compiling():
-            check_params(params, self.names)
-            check_layout("prefill", cache, self.layout.specs)
-            check_prefill(params, tokens, cache, mask, **self._expected)
-            if not self.layout.slot_addressed:
-                check_left_padded("prefill", "mask", mask)
+        self._check_prefill(params, tokens, cache, mask)
         block = self.layout.block
         if block is not None and tokens.shape[1] > block:
             return self._prefill_singly(params, tokens, cache, mask, block)
-        slots = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-        call = Call(
-            position=torch.zeros_like(cache.cache_position),
-            slots=slots,
-            valid=to_bool(mask, self.layout.capacity(cache)),
-            first=True,
-            zero=self._zero(params, tokens),
-        )
-        position_ids = masks.rank_at(call.valid, slots)
+        call = self._first_call(params, tokens, cache, mask)
+        position_ids = masks.rank_at(call.valid, call.slots)
         return self._run(params, tokens, cache, call, position_ids, logits=logits)
 
     def apply(
@@ -221,7 +210,29 @@ class DecoderOnly:
         )
         if position_ids is None:
             position_ids = masks.rank_at(call.valid, call.slots)
-        return self._run(params, tokens, cache, call, position_ids)
+        return self._run(params, tokens, cache, call, self._positions(cache, position_ids))
+
+    def _positions(self, cache: Cache, counted: Tensor) -> Tensor:
+        """Returns what the module calls the positions of tokens before which so many lie, [B, q]."""
+        return counted
+
+    def _check_prefill(self, params: Any, tokens: Tensor, cache: Cache, mask: Tensor) -> None:
+        if torch.compiler.is_compiling():
+            return
+        check_params(params, self.names)
+        check_layout("prefill", cache, self.layout.specs)
+        check_prefill(params, tokens, cache, mask, **self._expected)
+        if not self.layout.slot_addressed:
+            check_left_padded("prefill", "mask", mask)
+
+    def _first_call(self, params: Any, tokens: Tensor, cache: Cache, mask: Tensor) -> Call:
+        return Call(
+            position=torch.zeros_like(cache.cache_position),
+            slots=torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens),
+            valid=to_bool(mask, self.layout.capacity(cache)),
+            first=True,
+            zero=self._zero(params, tokens),
+        )
 
     def _zero(self, params: Any, tokens: Tensor) -> Tensor:
         weight = params[self.skeleton.embedding]
@@ -240,6 +251,7 @@ class DecoderOnly:
         position_ids: Tensor,
         *,
         logits: bool = True,
+        inputs: Mapping[str, Any] = MappingProxyType({}),
     ) -> ModelOutput:
         """Runs the forward and reads the new cache out of the layers."""
         entries, specs = cache.layers["layers"], self.layout.specs
@@ -251,6 +263,7 @@ class DecoderOnly:
             attention_mask=self._masks(params, entries, call),
             cache=HFCache(layers=layers),
             last_only=not logits,
+            inputs=inputs,
         )
         found = [layer.entry() for layer in layers]
         if call.width == 1 and not self.layout.slot_addressed:
@@ -260,7 +273,7 @@ class DecoderOnly:
                 spec.kept(real, new, old)
                 for spec, new, old in zip(specs, found, entries, strict=True)
             ]
-        after = {"valid": call.valid, "layers": found}
+        after = {**cache.layers, "valid": call.valid, "layers": found}
         position = (call.slots[:, -1] + 1).contiguous()
         if self.layout.rewind is not None:
             after["fed"] = torch.maximum(position, cache.layers["fed"])

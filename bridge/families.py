@@ -18,6 +18,7 @@ from bridge import alibi
 from bridge.decoder_only import decoder_only
 from bridge.encoder_decoder import encoder_decoder
 from bridge.errors import Unsupported
+from bridge.image_text import image_text
 from bridge.layers import Layout
 from bridge.skeleton import Skeleton
 from purgen.cache import Cache
@@ -134,12 +135,15 @@ _DECODER_ONLY = (
 
 _ENCODER_DECODER = ("bart", "marian", "mbart", "t5", "whisper")
 
+_IMAGE_TEXT = ("gemma3", "llava", "qwen2_5_vl", "qwen2_vl")
+
 FAMILIES: Mapping[str, Adapter] = MappingProxyType(
     {
         **dict.fromkeys(_DECODER_ONLY, decoder_only),
         "bloom": alibi.bloom,
         "falcon": alibi.falcon,
         **dict.fromkeys(_ENCODER_DECODER, encoder_decoder),
+        **dict.fromkeys(_IMAGE_TEXT, image_text),
     }
 )
 

@@ -102,11 +102,12 @@ def _class_for(config: Any) -> Any:
     """Returns the auto class that knows a configuration, with a language modelling head."""
     classes: tuple[Any, ...] = (
         transformers.AutoModelForCausalLM,
+        transformers.AutoModelForImageTextToText,
         transformers.AutoModelForSeq2SeqLM,
         transformers.AutoModelForSpeechSeq2Seq,
     )
     if getattr(config, "is_encoder_decoder", False):
-        classes = classes[1:]
+        classes = classes[2:]
     return next((each for each in classes if type(config) in each._model_mapping), classes[0])
 
 

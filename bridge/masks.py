@@ -80,8 +80,18 @@ def _full(call: Call, keys: Keys, reach: int | None) -> Tensor:
     if call.allowed is not None:
         return call.allowed[..., : keys.slots.shape[0]]
     slots = keys.slots if keys.slots.ndim == 1 else keys.slots[:, None, :]
-    causal = slots <= call.slots[..., None]
-    return causal & keys.valid[:, None, :]
+    seen = slots <= call.slots[..., None]
+    if call.blocks is not None:
+        seen = seen | _same_block(call.blocks, call.slots, keys.slots)
+    return seen & keys.valid[:, None, :]
+
+
+def _same_block(blocks: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
+    """Returns bool [B, q, K], whether a query and a key belong to one block."""
+    last = blocks.shape[1] - 1
+    query = blocks.gather(1, queries)[..., None]
+    key = blocks.gather(1, keys.clamp(0, last).expand(blocks.shape[0], -1))[:, None]
+    return (query == key) & (query >= 0)
 
 
 def _sliding(call: Call, keys: Keys, reach: int | None) -> Tensor:

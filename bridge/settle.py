@@ -37,6 +37,8 @@ def settle(module: Any, max_length: int | None) -> int | None:
     """
     limits = []
     for part in module.modules():
+        if not hasattr(getattr(part, "config", None), "vocab_size"):
+            continue  # of a vision tower: its positions are those of an image
         if isinstance(getattr(part, "rope_type", None), str) and part.rope_type not in _FIXED:
             limits.append(_settle_rotary(part, max_length))
         if getattr(part, "attn_temperature_tuning", False) and hasattr(part, "floor_scale"):

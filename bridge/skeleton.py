@@ -11,6 +11,8 @@ import copy
 import dataclasses
 import inspect
 import threading
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -87,38 +89,41 @@ class Skeleton:
         params: dict[str, Tensor],
         tokens: Tensor,
         *,
-        position_ids: Tensor,
+        position_ids: Tensor | None,
         attention_mask: Any = None,
         cache: Any = None,
         last_only: bool = False,
+        inputs: Mapping[str, Any] = MappingProxyType({}),
     ) -> Any:
         """Runs the forward.
 
         Args:
             params: dict from name to tensor, all of them.
             tokens: int64 [B, q].
-            position_ids: int64 [B, q].
+            position_ids: int64 [B, q], or whatever else the forward takes, None included.
             attention_mask: whatever the forward takes.
             cache: a transformers cache, which this call changes, or None.
             last_only: whether the logits of the last token are enough, where the forward can leave
                 out the others.
+            inputs: what the forward takes besides, by its own names.
 
         Returns:
             The forward's output, with the `hidden_states` of all layers.
         """
-        inputs: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "input_ids": tokens,
             "attention_mask": attention_mask,
             "use_cache": cache is not None,
             "output_hidden_states": True,
         }
+        arguments.update(inputs)
         if self.takes_position_ids:
-            inputs["position_ids"] = position_ids
+            arguments["position_ids"] = position_ids
         if last_only and self.takes_logits_to_keep:
-            inputs["logits_to_keep"] = 1
+            arguments["logits_to_keep"] = 1
         if cache is not None:
-            inputs[str(self.cache_argument)] = cache
-        return self.run(params, inputs)
+            arguments[str(self.cache_argument)] = cache
+        return self.run(params, arguments)
 
     def run(self, params: dict[str, Tensor], inputs: dict[str, Any]) -> Any:
         """Runs the forward with arguments of its own names.

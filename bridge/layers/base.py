@@ -40,6 +40,8 @@ class Call:
             what a module writes in place must have them too.
         allowed: bool [B, q, T] or None, who may attend to whom, where the caller says so: then neither
             the order of the slots nor `valid` does. Every layer then keeps every slot.
+        blocks: int64 [B, T] or None: slots of a row with the same number from 0 on attend to each other
+            in either direction (the tokens of an image); -1 elsewhere.
     """
 
     position: Tensor
@@ -48,6 +50,7 @@ class Call:
     first: bool
     zero: Tensor
     allowed: Tensor | None = None
+    blocks: Tensor | None = None
 
     @property
     def width(self) -> int:
