@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import Cache as HFCache
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer, LinearAttentionLayer
 
+from bridge.cross_view import EncoderDecoderView
 from bridge.decoder_only import to_bool
 from bridge.errors import Unsupported
 from bridge.layers import AttentionSpec, HybridSpec, Layout, RecurrentSpec, SharedSpec, states_of
@@ -22,7 +23,7 @@ __all__ = ["HFCacheView", "KeysAndValues", "as_hf_cache"]
 
 def as_hf_cache(
     cache: Cache, *, attention_mask: Tensor | None = None, static: bool = True
-) -> HFCacheView:
+) -> HFCacheView | EncoderDecoderView:
     """Makes an object that a transformers module takes as its cache.
 
     The cache given is not changed: the object holds new values as the module writes them, and
@@ -41,10 +42,12 @@ def as_hf_cache(
             and Falcon with alibi take no `StaticCache` of theirs, and so need False.
 
     Returns:
-        A transformers cache.
+        A transformers cache; for a model with an encoder, which must have been read, an
+        `EncoderDecoderCache`.
 
     Raises:
-        ValueError: the rows are at different positions, or the mask is missing or wrong.
+        ValueError: the rows are at different positions, or the mask is missing or wrong, or an encoder
+            has not been read.
         Unsupported: a kind of layer that a transformers cache does not have.
 
     Example:
@@ -75,6 +78,19 @@ def as_hf_cache(
         (tensor(5), tensor([5, 5]), tensor([3, 3]))
     """
     layout = cache.layout
+    if "rope_delta" in cache.layers:
+        raise Unsupported(
+            "as_hf_cache: images move the positions of this model; its module keeps by how much, and "
+            "reads it from no cache"
+        )
+    if "encoder_valid" in cache.layers:
+        if not cache.layers["encoder_valid"].shape[1]:
+            raise ValueError("as_hf_cache: the encoder has not been read; call prefill first")
+        decoder = {name: cache.layers[name] for name in ("valid", "layers")}
+        view = as_hf_cache(
+            replace(cache, layers=decoder), attention_mask=attention_mask, static=static
+        )
+        return EncoderDecoderView(view, cache)
     if not isinstance(layout, Layout) or set(cache.layers) - {"valid", "layers", "fed"}:
         raise Unsupported("as_hf_cache: cache must be that of a decoder from bridge.load")
     position = cache.cache_position

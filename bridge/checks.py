@@ -166,7 +166,13 @@ def check_inputs(inputs: Any, main: str, tokens: Tensor) -> None:
 
 
 def check_image_inputs(
-    inputs: Any, tokens: Tensor, mask: Tensor, *, known: Collection[str], image: int, video: int | None
+    inputs: Any,
+    tokens: Tensor,
+    mask: Tensor,
+    *,
+    known: Collection[str],
+    image: int,
+    video: int | None,
 ) -> None:
     """Checks that a prompt has pixels where, and only where, its tokens stand for some.
 

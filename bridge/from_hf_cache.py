@@ -11,7 +11,9 @@ from transformers import EncoderDecoderCache
 from transformers.cache_utils import DynamicLayer, LinearAttentionCacheLayerMixin, StaticLayer
 
 from bridge.as_hf_cache import KeysAndValues
+from bridge.cross_view import cross_entries
 from bridge.decoder_only import to_bool
+from bridge.encoder_decoder import CrossLayout
 from bridge.errors import Unsupported
 from bridge.layers import AttentionSpec, HybridSpec, Layout, RecurrentSpec, SharedSpec, states_of
 from purgen.cache import Cache
@@ -26,18 +28,26 @@ def from_hf_cache(
     *,
     attention_mask: Tensor | None = None,
     max_length: int | None = None,
+    rope_delta: Tensor | None = None,
+    encoder_attention_mask: Tensor | None = None,
 ) -> Cache:
     """Copies what a transformers cache holds into a cache of a model, which goes on from there.
 
     Args:
         model: `bridge.load` of the module that filled the cache.
-        hf_cache: a `DynamicCache`, a `StaticCache`, or what `as_hf_cache` made. It is only read. A
-            layer with a window may have dropped what no later token can see; the new cache goes on
-            as if it were there, but must not be rewound to where it was seen.
+        hf_cache: a `DynamicCache`, a `StaticCache`, an `EncoderDecoderCache` of two such, or what
+            `as_hf_cache` made. It is only read. A layer with a window may have dropped what no later
+            token can see; the new cache goes on as if it were there, but must not be rewound to where
+            it was seen.
         attention_mask: bool, or integers 0 and 1, [B, slots fed]: what the module was told of pads.
             None says that all it read is real. States without attention count no tokens: a model of
             them alone needs it.
         max_length: T, the slots of the new cache; None: twice what was fed.
+        rope_delta: int64 [B] or [B, 1], how far the positions of each row run ahead of its tokens:
+            `module.model.rope_deltas` of a model whose images move them (Qwen2-VL), which its cache
+            does not know. Only for those, and needed there.
+        encoder_attention_mask: bool, or integers 0 and 1, [B, S], the real tokens that an encoder has
+            read; None: all. Only for a model with an encoder.
 
     Returns:
         A `purgen.Cache` of that model.
@@ -72,14 +82,27 @@ def from_hf_cache(
         >>> step.logits.shape, step.cache.cache_position
         (torch.Size([1, 1, 64]), tensor([7]))
     """
-    if not isinstance(hf_cache, HFCache) or isinstance(hf_cache, EncoderDecoderCache):
+    if not isinstance(hf_cache, HFCache):
         raise Unsupported(
-            f"from_hf_cache: hf_cache must be a DynamicCache or a StaticCache, "
+            "from_hf_cache: hf_cache must be a DynamicCache, a StaticCache or an EncoderDecoderCache, "
             f"not {type(hf_cache).__name__}"
         )
     layout = model.init_cache(1, 1).layout
     if not isinstance(layout, Layout):
         raise Unsupported("from_hf_cache: model must be from bridge.load")
+    encoder: dict[str, Any] = {}
+    if isinstance(layout, CrossLayout) != isinstance(hf_cache, EncoderDecoderCache):
+        raise ValueError(
+            f"from_hf_cache: hf_cache is a {type(hf_cache).__name__}: a model with an encoder, and no "
+            "other, has an EncoderDecoderCache"
+        )
+    if isinstance(layout, CrossLayout):
+        encoder = cross_entries(
+            hf_cache.cross_attention_cache, layout.cross, encoder_attention_mask
+        )
+        hf_cache = hf_cache.self_attention_cache
+    elif encoder_attention_mask is not None:
+        raise ValueError("from_hf_cache: encoder_attention_mask is given, and there is no encoder")
     layers = hf_cache.layers
     if len(layers) != len(layout.specs):
         raise ValueError(
@@ -113,9 +136,11 @@ def from_hf_cache(
         )
     ]
     position = torch.full_like(empty.cache_position, fed)
-    content = {**empty.layers, "valid": to_bool(mask, max_length), "layers": entries}
+    content = {**empty.layers, **encoder, "valid": to_bool(mask, max_length), "layers": entries}
     if "fed" in content:
         content["fed"] = position.clone()
+    if rope_delta is not None or "rope_delta" in content:
+        content["rope_delta"] = _checked_delta(rope_delta, "rope_delta" in content, position)
     return Cache(layers=content, cache_position=position, layout=layout)
 
 
@@ -152,6 +177,22 @@ def _checked_mask(mask: Tensor | None, rows: int, fed: int, device: torch.device
             "that this model does not"
         )
     return real
+
+
+def _checked_delta(delta: Tensor | None, wanted: bool, position: Tensor) -> Tensor:
+    if not wanted:
+        raise ValueError("from_hf_cache: rope_delta is given, but images move no positions here")
+    if delta is None:
+        raise ValueError(
+            "from_hf_cache: rope_delta is needed: images move the positions of this model, and its "
+            "cache does not know by how much; give module.model.rope_deltas"
+        )
+    if delta.dtype != torch.int64 or delta.numel() != position.numel():
+        raise ValueError(
+            f"from_hf_cache: rope_delta must be int64 [B] = {list(position.shape)}, not "
+            f"{str(delta.dtype).removeprefix('torch.')} {list(delta.shape)}"
+        )
+    return delta.reshape(-1).to(position.device).clone()
 
 
 def _entry(index: int, spec: Any, layer: Any, blank: dict[str, Tensor], fed: int) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from torch.func import functional_call
 from bridge import masks
 from bridge.checks import check_image_inputs
 from bridge.decoder_only import DecoderOnly, decoder_only
-from bridge.layers import Call, Layout
+from bridge.layers import Layout
 from bridge.skeleton import Skeleton
 from purgen.cache import Cache
 from purgen.model import ModelOutput
@@ -43,7 +43,9 @@ def image_text(skeleton: Skeleton, params: dict[str, Tensor]) -> ImageText:
     moves = hasattr(inner, "get_rope_index")
     fields = {field.name: getattr(functions, field.name) for field in dataclasses.fields(functions)}
     if moves:
-        fields["layout"] = RopeDeltaLayout(specs=functions.layout.specs, device=functions.layout.device)
+        fields["layout"] = RopeDeltaLayout(
+            specs=functions.layout.specs, device=functions.layout.device
+        )
     return ImageText(
         **fields,
         image_token=config.image_token_id,
@@ -115,7 +117,12 @@ class ImageText(DecoderOnly):
         """
         if not torch.compiler.is_compiling():
             check_image_inputs(
-                inputs, tokens, mask, known=self.known, image=self.image_token, video=self.video_token
+                inputs,
+                tokens,
+                mask,
+                known=self.known,
+                image=self.image_token,
+                video=self.video_token,
             )
         if not inputs:
             return super().prefill(params, tokens, cache, mask=mask, logits=logits)
@@ -158,12 +165,19 @@ class ImageText(DecoderOnly):
         real[:, 0] |= empty
         index = self.skeleton.module.model.get_rope_index
         accepted = inspect.signature(index).parameters
-        position_ids, delta = index(
-            tokens,
-            attention_mask=real.to(torch.int64),
-            **({"mm_token_type_ids": kinds} if "mm_token_type_ids" in accepted else {}),
-            **{name: value for name, value in inputs.items() if name in accepted},
-        )
+        try:
+            position_ids, delta = index(
+                tokens,
+                attention_mask=real.to(torch.int64),
+                **({"mm_token_type_ids": kinds} if "mm_token_type_ids" in accepted else {}),
+                **{name: value for name, value in inputs.items() if name in accepted},
+            )
+        except (RuntimeError, StopIteration, TypeError) as error:
+            grids = {name: inputs[name].tolist() for name in inputs if name.endswith("_grid_thw")}
+            raise ValueError(
+                f"prefill: tokens and inputs do not match: {int((kinds > 0).sum())} tokens stand for "
+                f"parts of images or videos, whose shapes are {grids} in patches"
+            ) from error
         return position_ids, torch.where(empty, 0, delta.reshape(-1)).to(torch.int64)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -69,21 +69,25 @@ class HFModel(Model):
         )
 
     def encode(self, texts: Any, *, add_special_tokens: bool = True) -> Prompt:
-        """Turns texts or conversations into a prompt, padded on the left.
+        """Turns texts, conversations or what a processor made into a prompt.
 
         Args:
             texts: a text, a list of B texts, a conversation (list of `{"role": …, "content": …}`),
                 or a list of B conversations. Conversations go through the tokenizer's chat
-                template, which ends where the model's answer begins.
+                template, which ends where the model's answer begins. Or what a processor of
+                transformers returns for texts with images or for sound, a mapping of tensors
+                (`return_tensors="pt"`).
             add_special_tokens: whether texts get the tokens that the tokenizer adds (such as bos).
                 A chat template has its own.
 
         Returns:
-            `purgen.Prompt` with tokens int64 [B, P] and mask bool [B, P], on the model's device. For an
-            encoder-decoder model the texts are its `inputs`, and tokens are the start token.
+            `purgen.Prompt` with tokens int64 [B, P], padded on the left, and mask bool [B, P], on the
+            model's device. For an encoder-decoder model the texts are its `inputs`, and tokens are the
+            start token.
 
         Raises:
-            ValueError: no texts, a text without tokens, or a model without tokenizer.
+            ValueError: no texts, a text without tokens, or a model without tokenizer; or a mapping
+                without the tokens that the model needs.
             TypeError: `texts` is none of these.
 
         Example:
@@ -91,6 +95,8 @@ class HFModel(Model):
             >>> model.encode(["The capital of France is", "Two"])  # doctest: +SKIP
             Prompt(tokens=int64[2, 5], mask=bool[2, 5], inputs={})
         """
+        if isinstance(texts, Mapping):
+            return self._processed(texts)
         tokenizer = self._tokenizer("encode")
         batch = _as_batch(texts)
         if not batch:
@@ -100,17 +106,30 @@ class HFModel(Model):
             if not row:
                 raise ValueError(f"encode: texts[{index}] is {batch[index]!r}, which has no tokens")
         prompt = Prompt.from_lists(rows, pad_token_id=self.pad_token_id)
+        return self._processed({"input_ids": prompt.tokens, "attention_mask": prompt.mask})
+
+    def _processed(self, encoding: Mapping[str, Any]) -> Prompt:
+        """Returns the prompt that a processor's tensors make."""
         device = next(iter(self.params.values())).device
-        assert prompt.mask is not None
-        tokens, mask = prompt.tokens.to(device), prompt.mask.to(device)
-        if not getattr(self.config, "is_encoder_decoder", False):
-            return Prompt(tokens=tokens, mask=mask)
-        start = torch.full((len(rows), 1), self.decoder_start_token_id, device=device)
-        return Prompt(
-            tokens=start,
-            mask=torch.ones_like(start, dtype=torch.bool),
-            inputs={"input_ids": tokens, "attention_mask": mask},
-        )
+        for name, value in encoding.items():
+            if not isinstance(value, Tensor):
+                raise ValueError(
+                    f"encode: {name!r} is a {type(value).__name__}, not a tensor; "
+                    'call the processor with return_tensors="pt"'
+                )
+        given = {name: value.to(device) for name, value in encoding.items()}
+        if not self.needs_inputs:
+            if "input_ids" not in given:
+                raise ValueError(f"encode: there are no 'input_ids' among {sorted(given)}")
+            tokens, mask = given.pop("input_ids"), given.pop("attention_mask", None)
+            return Prompt(tokens=tokens, mask=None if mask is None else mask != 0, inputs=given)
+        if not given:
+            raise ValueError("encode: the mapping is empty; the encoder needs something to read")
+        if "attention_mask" in given:
+            given["attention_mask"] = given["attention_mask"] != 0
+        rows = len(next(iter(given.values())))
+        start = torch.full((rows, 1), self.decoder_start_token_id, device=device)
+        return Prompt(tokens=start, mask=torch.ones_like(start, dtype=torch.bool), inputs=given)
 
     def decode(
         self, tokens: Tensor | Sequence[Any], *, skip_special_tokens: bool = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ def rotation_of(skeleton: Skeleton, params: dict[str, Tensor], kind: str) -> Rot
     """Returns a function that moves the keys of a layer on by some positions.
 
     It is checked against the model: the keys of a text that begins at a later position must be those
-    of the same text moved on, in every layer.
+    of the same text moved on, in every layer, or every layer of the kind where kinds differ.
 
     Args:
         skeleton: the model's structure.
@@ -46,6 +47,7 @@ def rotation_of(skeleton: Skeleton, params: dict[str, Tensor], kind: str) -> Rot
     )
     if table is None or apply is None:
         raise Unsupported(refusal)
+    kinds = getattr(skeleton.config, "layer_types", None)
     by_kind = "layer_type" in inspect.signature(table.forward).parameters
     options = {"layer_type": kind} if by_kind else {}
     scale = getattr(table, f"{kind}_attention_scaling" if by_kind else "attention_scaling", 1.0)
@@ -57,7 +59,7 @@ def rotation_of(skeleton: Skeleton, params: dict[str, Tensor], kind: str) -> Rot
         return torch.cat([turned, keys[..., width:]], dim=-1)
 
     try:
-        error = _error(skeleton, params, rotate)
+        error = _error(skeleton, params, rotate, lambda i: not by_kind or kinds[i] == kind)
     except (RuntimeError, TypeError, ValueError) as problem:
         raise Unsupported(refusal) from problem
     if not error < _TOLERANCE:
@@ -66,8 +68,10 @@ def rotation_of(skeleton: Skeleton, params: dict[str, Tensor], kind: str) -> Rot
 
 
 @torch.no_grad()
-def _error(skeleton: Skeleton, params: dict[str, Tensor], rotate: Rotate) -> float:
-    """Returns the largest relative error of a text moved on, over all layers."""
+def _error(
+    skeleton: Skeleton, params: dict[str, Tensor], rotate: Rotate, moves: Callable[[int], bool]
+) -> float:
+    """Returns the largest relative error of a text moved on, over the layers that it holds for."""
     device = params[skeleton.embedding].device
     tokens = (torch.arange(3, device=device) * 31 + 7)[None] % skeleton.num_ids
     places = torch.arange(3, device=device)[None]
@@ -76,8 +80,8 @@ def _error(skeleton: Skeleton, params: dict[str, Tensor], rotate: Rotate) -> flo
         skeleton(params, tokens, position_ids=places + shift, cache=cache)
     positions = torch.full((1,), _SHIFT, device=device)
     errors = [0.0]
-    for before, after in zip(caches[0].layers, caches[1].layers, strict=True):
-        if getattr(before, "keys", None) is None or not before.keys.numel():
+    for index, (before, after) in enumerate(zip(caches[0].layers, caches[1].layers, strict=True)):
+        if not moves(index) or getattr(before, "keys", None) is None or not before.keys.numel():
             continue
         moved = rotate(before.keys, positions).double()
         wanted = after.keys.double()

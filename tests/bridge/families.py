@@ -239,11 +239,12 @@ def tiny_module(name: str, **changes: Any) -> Any:
     return module.eval()
 
 
-def redraw(module: Any) -> None:
+def redraw(module: Any, *, gain: float = 1.3, positions: float = 1.3) -> None:
     """Draws all matrices anew, large enough that the tokens of a greedy run vary."""
-    for parameter in module.parameters():
+    for name, parameter in module.named_parameters():
         if parameter.ndim > 1:
-            torch.nn.init.normal_(parameter, std=1.3 / parameter.shape[-1] ** 0.5)
+            size = positions if "position" in name or "relative" in name else gain
+            torch.nn.init.normal_(parameter, std=size / parameter.shape[-1] ** 0.5)
 
 
 def ragged_prompt() -> tuple[Tensor, Tensor]:

@@ -10,15 +10,7 @@ import transformers
 from torch import Tensor
 
 import purgen
-from tests.bridge.families import (
-    _HEAD,
-    _MIXED,
-    _SIZES,
-    NEW_TOKENS,
-    PAD,
-    VOCAB,
-    redraw,
-)
+from tests.bridge.families import _HEAD, _MIXED, _SIZES, NEW_TOKENS, PAD, redraw
 
 IMAGE = 2  # the id that stands for a part of an image
 _TOWER = {
@@ -31,7 +23,12 @@ _TOWER = {
     "num_channels": 3,
 }
 _CLIP = {**_TOWER, "model_type": "clip_vision_model", "projection_dim": 32}
-_SIGLIP = {**_TOWER, "model_type": "siglip_vision_model", "vision_use_head": False, "image_size": 16}
+_SIGLIP = {
+    **_TOWER,
+    "model_type": "siglip_vision_model",
+    "vision_use_head": False,
+    "image_size": 16,
+}
 _ROPE = {"rope_type": "default", "type": "default", "mrope_section": [1, 1, 2], "rope_theta": 1e4}
 _QWEN = {
     "vision_start_token_id": 120,
@@ -95,7 +92,10 @@ IMAGE_TEXT: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen2_vl": (
         "qwen2_vl",
-        {**_QWEN, "vision_config": {**_PATCHES, "embed_dim": 32, "hidden_size": 32, "mlp_ratio": 2}},
+        {
+            **_QWEN,
+            "vision_config": {**_PATCHES, "embed_dim": 32, "hidden_size": 32, "mlp_ratio": 2},
+        },
     ),
 }
 
@@ -136,21 +136,22 @@ def image_prompt(name: str) -> purgen.Prompt:
     return purgen.Prompt.from_lists(rows, pad_token_id=PAD, inputs=inputs)
 
 
+def token_types(module: Any, tokens: Tensor) -> dict[str, Tensor]:
+    """Returns what a processor says of the kinds of tokens, by the name that the module takes."""
+    accepted = inspect.signature(type(module).forward).parameters
+    names = [name for name in ("token_type_ids", "mm_token_type_ids") if name in accepted]
+    return dict.fromkeys(names, (tokens == IMAGE).long())
+
+
 def generated_images(module: Any, prompt: purgen.Prompt) -> Tensor:
     """Returns what `generate` adds, int64 [B, N]."""
-    kinds = (prompt.tokens == IMAGE).long()
-    accepted = inspect.signature(type(module).forward).parameters
-    types = {key: kinds for key in ("token_type_ids", "mm_token_type_ids") if key in accepted}
     out = module.generate(
         prompt.tokens,
         attention_mask=prompt.mask.long(),
         **prompt.inputs,
-        **types,
+        **token_types(module, prompt.tokens),
         do_sample=False,
         min_new_tokens=NEW_TOKENS,
         max_new_tokens=NEW_TOKENS,
     )
     return out[:, prompt.tokens.shape[1] :]
-
-
-assert IMAGE < VOCAB

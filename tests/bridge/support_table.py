@@ -9,6 +9,7 @@ that greedy tokens vary; each figure comes from a run of the two side by side.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,13 @@ from torch.utils._pytree import tree_map
 import bridge
 import purgen
 from tests.bridge.families import FAMILIES, NEW_TOKENS, generated, ragged_prompt, tiny_module
+from tests.bridge.families_images import (
+    IMAGE_TEXT,
+    generated_images,
+    image_prompt,
+    tiny_image_text,
+    token_types,
+)
 from tests.bridge.families_seq2seq import (
     SEQ2SEQ,
     generated_seq2seq,
@@ -38,7 +46,7 @@ HEAD = """# Families
 Written by `python -m tests.bridge.support_table` (transformers {transformers}, torch {torch}, float32,
 on a CPU). Each family is a tiny random model; a ragged batch of three rows generates {tokens} tokens
 each, past every window. A row is one configuration of `tests/bridge/families.py` or, with the prefix
-"seq2seq", of `families_seq2seq.py`.
+"seq2seq" or "images", of `families_seq2seq.py` or `families_images.py`.
 
 * **eager, compiled, while**: greedy tokens equal to `generate` of transformers, out of how many;
   compiled loops with the backend {backend}.
@@ -67,10 +75,14 @@ class Case:
 
 def case_of(name: str) -> Case:
     """Returns the tiny model of a family and what transformers generates with it."""
-    if name.removeprefix("seq2seq ") in SEQ2SEQ and name.startswith("seq2seq "):
+    if name.startswith("seq2seq "):
         name = name.removeprefix("seq2seq ")
         module, prompt = tiny_seq2seq(name), seq2seq_prompt(name)
         return Case(module, bridge.load(module), prompt, generated_seq2seq(module, prompt))
+    if name.startswith("images "):
+        name = name.removeprefix("images ")
+        module, prompt = tiny_image_text(name), image_prompt(name)
+        return Case(module, bridge.load(module), prompt, generated_images(module, prompt))
     module = tiny_module(name)
     tokens, mask = ragged_prompt()
     prompt = purgen.Prompt(tokens=tokens, mask=mask)
@@ -145,11 +157,12 @@ def _logits(case: Case) -> float:
     )
     out = model.apply(model.params, tokens[:, width:], out.cache)
     with torch.no_grad():
-        if prompt.inputs:
+        if case.module.config.is_encoder_decoder:
             expected = case.module(**prompt.inputs, decoder_input_ids=tokens).logits
         else:
-            options = {}
-            if bridge.skeleton.skeleton_of(case.module).takes_position_ids:
+            accepted = inspect.signature(type(case.module).forward).parameters
+            options = {**prompt.inputs, **token_types(case.module, tokens)}
+            if "position_ids" in accepted and "image_grid_thw" not in prompt.inputs:
                 options["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)
             expected = case.module(tokens, attention_mask=mask.long(), **options).logits
     return float((out.logits - expected[:, width:]).abs().max())
@@ -195,7 +208,11 @@ def _rows(case: Case) -> tuple[Tensor, Tensor]:
 
 def main(names: list[str]) -> None:
     """Prints the rows of some families, or writes the table of all."""
-    every = [*FAMILIES, *(f"seq2seq {name}" for name in SEQ2SEQ)]
+    every = [
+        *FAMILIES,
+        *(f"seq2seq {name}" for name in SEQ2SEQ),
+        *(f"images {name}" for name in IMAGE_TEXT),
+    ]
     rows = []
     for name in names or every:
         print(name, file=sys.stderr, flush=True)

@@ -198,11 +198,11 @@ def sinks_of(name, **changes):
     return bridge.load(tiny_module(name, **changes), cache=kind)
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt_neox", "phi3"])
+@pytest.mark.parametrize("name", ["llama", "gpt_neox", "phi3", "gemma3_text"])
 def test_sinks_are_what_the_held_tokens_give(name):
     """With one layer, keys depend on a token alone: the model, fed just what is held, is the oracle."""
-    changes = {"num_hidden_layers": 1, **({"sliding_window": None} if name == "phi3" else {})}
-    module = tiny_module(name, **changes)
+    changes = {"phi3": {"sliding_window": None}, "gemma3_text": {"layer_types": ["full_attention"]}}
+    module = tiny_module(name, num_hidden_layers=1, **changes.get(name, {}))
     kind = bridge.attention_sinks(sinks=SINKS, recent=RECENT)
     model = bridge.load(module, cache=kind)
     tokens, mask = ragged_prompt()

@@ -19,11 +19,12 @@ from tests.bridge.families import (
     ragged_prompt,
     tiny_module,
 )
+from tests.bridge.families_images import IMAGE_TEXT
 from tests.bridge.families_seq2seq import SEQ2SEQ
 
 
 def test_every_supported_type_is_tested():
-    tested = [*FAMILIES.values(), *SEQ2SEQ.values()]
+    tested = [*FAMILIES.values(), *SEQ2SEQ.values(), *IMAGE_TEXT.values()]
     assert {model_type for model_type, _ in tested} == set(SUPPORTED)
 
 

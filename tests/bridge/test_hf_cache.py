@@ -265,7 +265,7 @@ def test_wrong_uses(modules, models):
         bridge.from_hf_cache(models("jamba"), held)
     with pytest.raises(ValueError, match="hf_cache is empty"):
         bridge.from_hf_cache(model, transformers.DynamicCache(config=modules("llama").config))
-    with pytest.raises(bridge.Unsupported, match="must be a DynamicCache or a StaticCache, not tu"):
+    with pytest.raises(bridge.Unsupported, match="must be a DynamicCache, .* not tuple"):
         bridge.from_hf_cache(model, ())
     with pytest.raises(ValueError, match="attention_mask is needed"):
         bridge.from_hf_cache(models("mamba"), half_way(modules("mamba"), tokens, mask)[1])
