@@ -76,5 +76,5 @@ def _bias(build: Any, heads: int, *, scale: float) -> Any:
 
 
 def _no_bias(attention_mask: Tensor, num_heads: int, dtype: torch.dtype) -> Tensor:
-    rows, _, _, count = attention_mask.shape
+    rows, count = attention_mask.shape[0], attention_mask.shape[-1]
     return torch.zeros(rows * num_heads, 1, count, dtype=dtype, device=attention_mask.device)

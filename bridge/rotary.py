@@ -47,7 +47,7 @@ def rotation_of(skeleton: Skeleton, params: dict[str, Tensor], kind: str) -> Rot
     )
     if table is None or apply is None:
         raise Unsupported(refusal)
-    kinds = getattr(skeleton.config, "layer_types", None)
+    kinds = getattr(skeleton.config, "layer_types", None) or ()
     by_kind = "layer_type" in inspect.signature(table.forward).parameters
     options = {"layer_type": kind} if by_kind else {}
     scale = getattr(table, f"{kind}_attention_scaling" if by_kind else "attention_scaling", 1.0)

@@ -161,7 +161,8 @@ def _logits(case: Case) -> float:
             expected = case.module(**prompt.inputs, decoder_input_ids=tokens).logits
         else:
             accepted = inspect.signature(type(case.module).forward).parameters
-            options = {**prompt.inputs, **token_types(case.module, tokens)}
+            kinds = token_types(case.module, tokens) if prompt.inputs else {}
+            options = {**prompt.inputs, **kinds}
             if "position_ids" in accepted and "image_grid_thw" not in prompt.inputs:
                 options["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)
             expected = case.module(tokens, attention_mask=mask.long(), **options).logits
