@@ -25,6 +25,11 @@ KINDS: dict[str, Callable[..., Any]] = {
 }
 
 
+# Kernels called from C++ double the speed of a tiny model at batch 1, and are one file to the C++
+# compiler: for the 30 layers of SmolLM2 it takes many minutes, to win nothing that can be measured.
+CPP_BELOW = 700
+
+
 @dataclasses.dataclass(frozen=True)
 class Compiler:
     """How programs are compiled.
@@ -33,25 +38,27 @@ class Compiler:
         backend: of `torch.compile`.
         options: tuple of (name, value), settings of inductor for these programs.
         freeze: bool, whether parameters are constants of the program.
+        cpp_below: int, graphs of fewer nodes call their kernels from C++ rather than from Python.
     """
 
     backend: str = "inductor"
     options: tuple[tuple[str, Any], ...] = ()
     freeze: bool = False
+    cpp_below: int = 0
 
     @classmethod
     def of(cls, backend: str, device: torch.device, *, freeze: bool = False) -> Compiler:
-        """Returns the one for a device.
-
-        On a CPU the code between the kernels is C++, too: at batch 1 that doubles the speed of a small
-        model.
-        """
+        """Returns the one for a device."""
         options: tuple[tuple[str, Any], ...] = ()
-        if backend == "inductor" and device.type == "cpu":
-            options += (("cpp_wrapper", True),)
         if backend == "inductor" and freeze:
             options += (("freezing", True),)
-        return cls(backend, options, freeze)
+        return cls(backend, options, freeze, cpp_below=CPP_BELOW if device.type == "cpu" else 0)
+
+    def options_for(self, graph: torch.fx.GraphModule) -> dict[str, Any]:
+        """Returns the settings of inductor for a graph: `options`, and the language of its wrapper."""
+        modules = [part for part in graph.modules() if isinstance(part, torch.fx.GraphModule)]
+        size = sum(len(part.graph.nodes) for part in modules)
+        return {"cpp_wrapper": size < self.cpp_below, **dict(self.options)}
 
 
 @dataclasses.dataclass(eq=False)
@@ -118,7 +125,7 @@ def make_program(program: Program, compiler: Compiler) -> Callable[..., Any]:
         if compiler.backend == "inductor":
             from torch._inductor.compile_fx import compile_fx
 
-            made: Any = compile_fx(graph, inputs, config_patches=dict(compiler.options))
+            made: Any = compile_fx(graph, inputs, config_patches=compiler.options_for(graph))
         else:
             made = lookup_backend(compiler.backend)(graph, inputs)
         program.graphs += 1
