@@ -30,7 +30,8 @@ def as_hf_cache(
     `view.value` is the cache after the last call. transformers counts positions and builds masks for
     all rows together, so the rows must have come equally far (pads on the left), and a module is told
     of pads by its own argument `attention_mask`, one column longer with each token:
-    `view.attention_mask` is what it has to be up to here.
+    `view.attention_mask` is what it has to be up to here. The modules of Mamba take one with a prompt
+    alone; with a later token, as `prepare_inputs_for_generation` knows, none.
 
     Args:
         cache: a cache of `bridge.load(module)`, filled or empty, with its rows at one position.
@@ -131,8 +132,12 @@ class HFCacheView(HFCache):
     def __init__(self, cache: Cache, attention_mask: Tensor | None, *, static: bool) -> None:
         specs: tuple[Any, ...] = cache.layout.specs
         entries = cache.layers["layers"]
+        counted = not any(spec.attention is not None for spec in specs)
         super().__init__(
-            layers=[_layer(spec, entry, cache) for spec, entry in zip(specs, entries, strict=True)]
+            layers=[
+                _layer(spec, entry, cache, counted=counted and index == 0)
+                for index, (spec, entry) in enumerate(zip(specs, entries, strict=True))
+            ]
         )
         for layer in self.layers:
             if isinstance(layer, KeysAndValues):
@@ -231,6 +236,35 @@ class KeysAndValues(CacheLayerMixin):
         self.values = self.values.index_select(0, beam_idx)
 
 
+class CountedStates(LinearAttentionLayer):
+    """The states of a layer that counts the tokens read, where no layer keeps keys.
+
+    A module that reads a single token writes its states past the layer, unless the layer records what
+    it was given: so this one claims to.
+    """
+
+    def __init__(self, position: Tensor, *, states: int) -> None:
+        super().__init__(number_of_states=states)
+        self.record_past = True
+        self.position = position  # int64 []
+
+    def update_conv_state(self, conv_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Takes what the convolution reads of new tokens [B, C, q]; returns it after what was kept."""
+        self.position = self.position + conv_states.shape[2]
+        self.record_past = False
+        full = super().update_conv_state(conv_states, *args, **kwargs)
+        self.record_past = True
+        return full
+
+    def get_seq_length(self) -> Tensor:
+        """Returns int64 [], how many tokens were read."""
+        return self.position
+
+    def crop(self, *_: Any, **__: Any) -> None:
+        """Refuses: a state does not know what it was before."""
+        raise Unsupported("as_hf_cache: states cannot be cropped; keep an earlier view.value")
+
+
 class _Both(LinearAttentionLayer, KeysAndValues):
     """Keys and values beside a state."""
 
@@ -253,7 +287,7 @@ class _Both(LinearAttentionLayer, KeysAndValues):
         KeysAndValues.reorder_cache(self, beam_idx)
 
 
-def _layer(spec: Any, entry: dict[str, Tensor], cache: Cache) -> Any:
+def _layer(spec: Any, entry: dict[str, Tensor], cache: Cache, *, counted: bool) -> Any:
     position = cache.cache_position[0].clone()
     kind = type(spec)
     if kind is SharedSpec:
@@ -269,7 +303,9 @@ def _layer(spec: Any, entry: dict[str, Tensor], cache: Cache) -> Any:
     names = [name for name, _, _ in states]
     count = 1 + max(int(name.rsplit("_", 1)[1]) for name in names)
     layer: Any
-    if kind is RecurrentSpec:
+    if kind is RecurrentSpec and counted and any(name.startswith("conv_") for name in names):
+        layer = CountedStates(position, states=count)
+    elif kind is RecurrentSpec:
         layer = LinearAttentionLayer(number_of_states=count)
     elif type(spec.attention) is not AttentionSpec:
         raise Unsupported(f"as_hf_cache: {type(spec.attention).__name__} has no counterpart")

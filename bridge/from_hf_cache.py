@@ -10,7 +10,7 @@ from transformers import Cache as HFCache
 from transformers import EncoderDecoderCache
 from transformers.cache_utils import DynamicLayer, LinearAttentionCacheLayerMixin, StaticLayer
 
-from bridge.as_hf_cache import KeysAndValues
+from bridge.as_hf_cache import CountedStates, KeysAndValues
 from bridge.cross_view import cross_entries
 from bridge.decoder_only import to_bool
 from bridge.encoder_decoder import CrossLayout
@@ -145,14 +145,18 @@ def from_hf_cache(
 
 
 def _counts(layer: Any) -> bool:
-    """Tells whether a layer has keys, and so knows how many slots it was fed."""
+    """Tells whether a layer knows how many slots it was fed: one that has keys, or counts."""
+    return isinstance(layer, CountedStates) or _has_keys(layer)
+
+
+def _has_keys(layer: Any) -> bool:
     keys = getattr(layer, "keys", None)
     return keys is not None and keys.numel() > 0
 
 
 def _rows(layers: list[Any]) -> int:
     for layer in layers:
-        if _counts(layer):
+        if _has_keys(layer):
             return int(layer.keys.shape[0])
         if isinstance(layer, LinearAttentionCacheLayerMixin):
             for state in states_of(layer).values():
@@ -242,7 +246,7 @@ def _entry(index: int, spec: Any, layer: Any, blank: dict[str, Tensor], fed: int
 
 def _held(index: int, layer: Any, fed: int) -> tuple[Tensor, Tensor]:
     """Returns the keys and values that a layer holds, the newest last."""
-    if not _counts(layer):
+    if not _has_keys(layer):
         raise ValueError(f"from_hf_cache: layer {index} of hf_cache holds nothing: another model's")
     keys, values = layer.keys, layer.values
     if hasattr(layer, "_quantize") or hasattr(layer, "indexer_keys"):

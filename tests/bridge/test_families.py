@@ -28,13 +28,11 @@ def test_every_supported_type_is_tested():
     assert {model_type for model_type, _ in tested} == set(SUPPORTED)
 
 
-# transformers before 5.24 scripts two activations of gpt_bigcode when it is imported
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("name", FAMILIES)
 def test_greedy_equals_generate(name, modules, models):
     tokens, mask = ragged_prompt()
     got = greedy(models(name), tokens, mask)
-    assert len(set(got.flatten().tolist())) > 8, "tokens must vary for this to say anything"
+    assert len(set(got.flatten().tolist())) >= 12, "tokens must vary for this to say anything"
     assert got.tolist() == generated(modules(name), tokens, mask).tolist()
     for row in range(tokens.shape[0]):
         real = mask[row]

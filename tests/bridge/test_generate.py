@@ -13,8 +13,6 @@ from tests.bridge.test_tracing import lane, two_of
 pytestmark = pytest.mark.filterwarnings(BATCHING)
 
 
-# transformers before 5.24 scripts two activations of gpt_bigcode when it is imported
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("name", FAMILIES)
 def test_greedy_is_that_of_transformers(name, modules, models):
     model, (tokens, mask) = models(name), ragged_prompt()

@@ -8,7 +8,7 @@ from torch.utils._pytree import tree_map
 
 import bridge
 import purgen
-from tests.bridge.families import assert_close, assert_same, ragged_prompt, tiny_module
+from tests.bridge.families import BATCHING, assert_close, assert_same, ragged_prompt, tiny_module
 
 FAMILIES = ("llama", "mistral", "gemma2", "gpt2", "deepseek_v3", "bloom", "mamba2", "qwen3_next")
 
@@ -139,6 +139,7 @@ def test_packing(name, models):
         assert_close(further.logits, expected.logits)
 
 
+@pytest.mark.filterwarnings(BATCHING)
 @pytest.mark.parametrize("name", ["gemma2", "bloom"])
 def test_packing_compiles_and_vmaps(name, models):
     model = models(name)
