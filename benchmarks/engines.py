@@ -1,6 +1,6 @@
 """Engines: purgen and its peers, each doing one case in its own process.
 
-An engine is named "KIND/HOW", for purgen with settings after it: "purgen/while+freeze".
+An engine is named "KIND/HOW", for purgen with settings after it: "purgen/compiled+freeze".
 """
 
 from __future__ import annotations

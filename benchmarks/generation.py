@@ -33,7 +33,7 @@ from benchmarks.report import case_table, target_table
 PEERS = ("transformers/dynamic", "transformers/static", "transformers/compiled")
 ENGINES = {
     "cpu": (
-        "purgen/compiled", "purgen/while", "purgen/while+freeze", "purgen/auto", *PEERS, "ctranslate2"
+        "purgen/compiled", "purgen/compiled+freeze", "purgen/while", "purgen/auto", *PEERS, "ctranslate2"
     ),
     "cuda": ("purgen/compiled+reduce-overhead", "purgen/while", "purgen/auto", *PEERS),
 }  # fmt: skip
@@ -99,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help=f"MODEL/BATCH[/DTYPE][/DECODING] of {MODELS}, {DTYPES}, {DECODINGS}; or all",
     )
     parser.add_argument(
-        "--engines", nargs="+", metavar="ENGINE", help="such as purgen/while+freeze"
+        "--engines", nargs="+", metavar="ENGINE", help="such as purgen/compiled+freeze"
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from bridge.attention import GROUPED, shares_keys
 from bridge.errors import Unsupported
 
 __all__ = ["Skeleton", "parameters_of", "skeleton_of"]
@@ -171,6 +172,8 @@ def skeleton_of(module: Any) -> Skeleton:
     # These two alone take a mask of floating numbers.
     if config._attn_implementation not in ("sdpa", "eager"):
         copied.set_attn_implementation("sdpa" if copied._supports_sdpa else "eager")
+    if config._attn_implementation == "sdpa" and shares_keys(copied):
+        config._attn_implementation = GROUPED
     weight = copied.get_input_embeddings().weight
     accepted = inspect.signature(type(module).forward).parameters
     return Skeleton(

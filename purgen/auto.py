@@ -13,23 +13,29 @@ __all__ = ["LOOPS", "device_of", "pick_loop"]
 
 LOOPS = ("eager", "compiled", "while", "auto")
 
+CACHED = 16_000_000  # bytes of parameters that a processor's caches hold from step to step
 WORTH_COMPILING = 96  # steps; with fewer, compiling takes longer than it saves in a first run
 
 log = logging.getLogger("purgen")
 
 
-def pick_loop(loop: str, params: Any, *, steps: int, streams: bool = False) -> tuple[str, str]:
+def pick_loop(
+    loop: str, params: Any, *, steps: int, streams: bool = False, freeze: bool = False
+) -> tuple[str, str]:
     """Says which loop runs, and why.
 
-    "auto" is "while" on a CPU, where a program that needs nobody in between is the fastest; "compiled"
-    on a GPU, where `while_loop` waits for the device at each step; and "eager" elsewhere, and where
-    there are too few steps to be worth compiling. The choice is logged by the logger "purgen" (INFO).
+    "auto" is "while" on a CPU, where a program that needs nobody in between is the fastest, but
+    "compiled" where large parameters are constants, since torch lays out anew none that is used in the
+    body of a `while_loop`; "compiled" on a GPU, where `while_loop` waits for the device at each step;
+    and "eager" elsewhere, and where there are too few steps to be worth compiling. The choice is logged
+    by the logger "purgen" (INFO).
 
     Args:
         loop: "eager", "compiled", "while" or "auto".
         params: the parameters, for their device.
         steps: how many steps there may be.
         streams: whether each state is handed out.
+        freeze: whether the parameters are constants.
 
     Returns:
         `(loop, reason)`.
@@ -54,6 +60,8 @@ def pick_loop(loop: str, params: Any, *, steps: int, streams: bool = False) -> t
     device = device_of(params).type
     if steps < WORTH_COMPILING:
         picked, reason = "eager", f"{steps} steps are not worth compiling"
+    elif device == "cpu" and freeze and _num_bytes(params) > CACHED:
+        picked, reason = "compiled", f"on a CPU, {steps} steps with large constants"
     elif device == "cpu":
         picked, reason = "compiled" if streams else "while", f"on a CPU, {steps} steps"
     elif device == "cuda":
@@ -62,6 +70,11 @@ def pick_loop(loop: str, params: Any, *, steps: int, streams: bool = False) -> t
         picked, reason = "eager", f"device {device!r}"
     log.info("loop='auto' is %r: %s", picked, reason)
     return picked, reason
+
+
+def _num_bytes(params: Any) -> int:
+    leaves = torch_pytree.tree_leaves(params)
+    return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, Tensor))
 
 
 def device_of(params: Any) -> torch.device:

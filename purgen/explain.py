@@ -83,7 +83,12 @@ def explain(
         >>> purgen.explain(purgen.greedy(model), model.params, prompt, max_new_tokens=5)
         loop 'eager' (5 steps are not worth compiling): 10 tokens by 0 programs, 0 of them new; ...
     """
-    loop, reason = pick_loop(options.pop("loop", "auto"), params, steps=max_new_tokens)
+    loop, reason = pick_loop(
+        options.pop("loop", "auto"),
+        params,
+        steps=max_new_tokens,
+        freeze=bool(options.get("freeze")),
+    )
     with PROGRAMS.watch() as used:
         before = {id(program): program.calls for program in PROGRAMS}
         output = generate(

@@ -76,10 +76,13 @@ def generate(
             1 in "compiled" too, since each more takes as long again to compile; in "while" as many
             as take 0.1 s, after the first 8.
         backend: what `torch.compile` makes programs with.
-        freeze: whether the parameters are built into the programs of a compiled loop as constants. The
-            compiler then lays them out as the processor likes; but other parameters need other
-            programs, which keep both layouts in memory, and what is written into `params` later in
-            place makes a new program. Eagerly it changes nothing.
+        freeze: whether the parameters are built into the programs of a compiled loop as constants. On
+            a CPU the compiler then lays them out as the processor likes, and finds for each product of
+            matrices, at this number of rows, by measuring whether torch's or one of its own is the
+            faster. But compiling takes half as long again, other parameters need other programs, which
+            keep both layouts in memory, and what is written into `params` later in place makes a new
+            program. It pays in "compiled": in the body of "while" torch lays out nothing anew. Eagerly
+            it changes nothing.
 
     Returns:
         A `GenerationOutput`; its `record` holds a tensor [B, N] (or [B, N, …]) a name.
@@ -261,7 +264,7 @@ def plan_of(
         raise ValueError(f"chunk must be an int of at least 1 or None, not {chunk!r}")
     if streams and chunk not in (None, 1):
         raise ValueError(f"chunk must be 1 or None, not {chunk}: stream hands out each state")
-    picked, _ = pick_loop(loop, params, steps=steps, streams=streams)
+    picked, _ = pick_loop(loop, params, steps=steps, streams=streams, freeze=freeze)
     buckets = Buckets(grow=False, exact=True) if buckets is None else buckets
     if picked == "eager":
         buckets = dataclasses.replace(buckets, exact=True)

@@ -24,6 +24,16 @@ KINDS: dict[str, Callable[..., Any]] = {
     "while": advance_while,
 }
 
+# Matrices as constants are laid out anew, those that read the same numbers as one; for each shape, rows
+# included, the faster of torch's own product and of inductor's templates is found by measuring.
+FROZEN = {
+    "freezing": True,
+    "cpp.enable_concat_linear": True,
+    "max_autotune_gemm": True,
+    "max_autotune_gemm_backends": "CPP,ATEN",
+    "autotune_num_choices_displayed": 0,  # no table a shape on stderr
+    "max_autotune_report_choices_stats": False,
+}
 
 # Kernels called from C++ double the speed of a tiny model at batch 1, and are one file to the C++
 # compiler: for the 30 layers of SmolLM2 it takes many minutes, to win nothing that can be measured.
@@ -51,7 +61,7 @@ class Compiler:
         """Returns the one for a device."""
         options: tuple[tuple[str, Any], ...] = ()
         if backend == "inductor" and freeze:
-            options += (("freezing", True),)
+            options += tuple(FROZEN.items())
         return cls(backend, options, freeze, cpp_below=CPP_BELOW if device.type == "cpu" else 0)
 
     def options_for(self, graph: torch.fx.GraphModule) -> dict[str, Any]:

@@ -136,6 +136,10 @@ def test_auto_picks_and_says_so(caplog):
     assert "loop='auto' is 'eager': 3 steps are not worth compiling" in caplog.text
     assert purgen.auto.pick_loop("auto", MODEL.params, steps=500)[0] == "while"
     assert purgen.auto.pick_loop("auto", MODEL.params, steps=500, streams=True)[0] == "compiled"
+    large = torch.empty(5_000_000)
+    assert purgen.auto.pick_loop("auto", large, steps=500)[0] == "while"
+    assert purgen.auto.pick_loop("auto", large, steps=500, freeze=True)[0] == "compiled"
+    assert purgen.auto.pick_loop("auto", MODEL.params, steps=500, freeze=True)[0] == "while"
     assert len(PROGRAMS) == 0
 
 
