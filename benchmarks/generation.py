@@ -33,7 +33,8 @@ from benchmarks.report import case_table, target_table
 PEERS = ("transformers/dynamic", "transformers/static", "transformers/compiled")
 ENGINES = {
     "cpu": (
-        "purgen/compiled", "purgen/compiled+freeze", "purgen/while", "purgen/auto", *PEERS, "ctranslate2"
+        "purgen/compiled", "purgen/compiled+freeze", "purgen/while", "purgen/auto", *PEERS,
+        "ctranslate2",
     ),
     "cuda": ("purgen/compiled+reduce-overhead", "purgen/while", "purgen/auto", *PEERS),
 }  # fmt: skip

@@ -1,7 +1,7 @@
 """Attention of few queries over many keys, without a copy of the keys for each group of heads.
 
-Where several heads share keys and values, transformers repeats these in compiled code: with 9 heads over
-3, each step would write and read three caches. The heads of a group are instead queries of one head.
+Where several heads share keys and values, transformers repeats these in compiled code: with 9 heads
+over 3, each step would write and read three caches. Here the heads of a group are queries of one head.
 """
 
 from __future__ import annotations
