@@ -19,7 +19,9 @@ from purgen.view import TokenView
 __all__ = ["top_p"]
 
 ROUNDING = 1e-6  # of sums of float32 probabilities
-FEW = 256  # how many of the best tokens are looked at first; text models seldom need more
+# How many of the best tokens are looked at first, and next, before all are sorted: for 32 rows of 49152
+# that takes five times as long as finding the best 4096.
+FEW, MORE = 256, 4096
 
 
 def top_p(
@@ -104,15 +106,21 @@ def _nucleus(
         size = ((before < reach) | (rank < min_tokens_to_keep)).sum(dim=-1, keepdim=True)
         return torch.cat([best.gather(-1, size - 1).double(), size.double()], dim=-1)
 
-    # Sums are taken in order, so those of the best few are the same within all tokens.
-    enough = (best.float() - total).exp().cumsum(dim=-1)[:, -1:] >= reach
-    enough = (enough | (mass[:, None] >= 1) | (total == -torch.inf)).all()
-    found = branch(
-        enough,
-        lambda best, scores: find(best),
-        lambda best, scores: find(scores.sort(dim=-1, descending=True).values),
-        (best, scores),
-    )
+    def holds_enough(best: Tensor) -> Tensor:
+        """Tells whether the best n of each row suffice, bool []."""
+        # Sums are taken in order, so those of the best few are the same within all tokens.
+        enough = (best.float() - total).exp().cumsum(dim=-1)[:, -1:] >= reach
+        return (enough | (mass[:, None] >= 1) | (total == -torch.inf)).all()
+
+    def search(best: Tensor, wider: tuple[int, ...]) -> Tensor:
+        def widened(best: Tensor, scores: Tensor) -> Tensor:
+            if not wider:
+                return find(scores.sort(dim=-1, descending=True).values)
+            return search(scores.topk(wider[0], dim=-1).values, wider[1:])
+
+        return branch(holds_enough(best), lambda best, scores: find(best), widened, (best, scores))
+
+    found = search(best, (MORE,) if few < MORE < vocab_size else ())
     # At p = 1 everything stays, also the tail that rounding puts beyond a sum of 1.
     everything = (mass >= 1)[:, None]
     edge = torch.where(everything, -torch.inf, found[:, :1]).to(scores.dtype)

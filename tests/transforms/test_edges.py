@@ -65,6 +65,29 @@ def test_top_p_of_a_row_does_not_depend_on_how_much_its_neighbour_needs():
     assert sizes[::2].max() < 256 < sizes[1::2].min()
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_top_p_looks_at_as_many_tokens_as_it_must(compiled):
+    """Nuclei within the best 256, within the best 4096, and beyond, by the same program."""
+    transform = purgen.top_p(0.8)
+    view = example_view(None, batch_size=2, vocab_size=9000)
+    logits = torch.randn(2, 9000, generator=torch.Generator().manual_seed(4))
+    run = transform.apply
+    if compiled:
+        run = torch.compile(run, backend="aot_eager", fullgraph=True, dynamic=False)
+    tstate, sizes = transform.init(view), []
+    for spread in (4.0, 1.0, 0.1):
+        kept = run(tstate, logits * spread, view)[0] > -INF
+        ordered, order = (logits * spread).double().softmax(dim=-1).sort(descending=True)
+        before = ordered.cumsum(dim=-1) - ordered
+        assert (before - 0.8).abs().min() > 4e-6, "the edge must be clear"
+        assert torch.equal(kept.gather(1, order), before < 0.8)
+        sizes.append(kept.sum(dim=1))
+        if compiled:
+            torch._dynamo.config.error_on_recompile = True
+    torch._dynamo.config.error_on_recompile = False
+    assert sizes[0].max() < 256 < sizes[1].min() <= sizes[1].max() < 4096 < sizes[2].min()
+
+
 def test_top_p_of_one_keeps_the_tail():
     logits = torch.randn(2, 5000, generator=torch.Generator().manual_seed(0)) * 10
     assert torch.equal(apply(purgen.top_p(1.0), logits), logits)
