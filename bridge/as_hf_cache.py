@@ -92,7 +92,7 @@ def as_hf_cache(
             replace(cache, layers=decoder), attention_mask=attention_mask, static=static
         )
         return EncoderDecoderView(view, cache)
-    if not isinstance(layout, Layout) or set(cache.layers) - {"valid", "layers", "fed"}:
+    if not isinstance(layout, Layout) or set(cache.layers) - {"valid", "layers", "fed", "floor"}:
         raise Unsupported("as_hf_cache: cache must be that of a decoder from bridge.load")
     position = cache.cache_position
     if is_concrete(position) and (position != position[0]).any():
@@ -156,6 +156,7 @@ class HFCacheView(HFCache):
         length = self.get_seq_length()
         position = torch.zeros_like(before.cache_position) + length
         layers: dict[str, Any] = {
+            **before.layers,
             "valid": self._valid(position),
             "layers": [_entry(layer) for layer in self.layers],
         }

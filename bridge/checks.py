@@ -16,6 +16,7 @@ from purgen.cache import Cache
 from purgen.concrete import is_concrete
 
 __all__ = [
+    "check_above_floor",
     "check_appended",
     "check_apply",
     "check_image_inputs",
@@ -259,6 +260,28 @@ def check_not_rewound(cache: Cache, position: Tensor, rewind: int) -> None:
                 f"apply: cache_position of row {row} is {int(position.expand_as(fed)[row])}, and its "
                 f"layers have been fed {int(fed[row])} slots: this cache can be rewound by {rewind} "
                 "at most; keep the earlier cache, which is a value, and go on from that"
+            )
+
+
+def check_above_floor(cache: Cache, position: Tensor) -> None:
+    """Refuses a position whose token would see what the cache never held.
+
+    Args:
+        cache: a cache with `layers["floor"]` (`bridge.from_hf_cache`).
+        position: int64 [B] or 0-d, where the caller wants to go on.
+
+    Raises:
+        ValueError: it lies below.
+    """
+    floor = cache.layers["floor"]
+    if is_concrete(floor, position):
+        below = position.expand_as(floor) < floor
+        if below.any():
+            row = int(below.nonzero()[0, 0])
+            raise ValueError(
+                f"apply: cache_position of row {row} is {int(position.expand_as(floor)[row])}; what a "
+                "token there sees, the transformers cache that this one was taken from had dropped: "
+                f"{int(floor[row])} is the lowest that it can go back to"
             )
 
 

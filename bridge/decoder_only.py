@@ -14,6 +14,7 @@ from transformers import DynamicCache
 
 from bridge import masks
 from bridge.checks import (
+    check_above_floor,
     check_appended,
     check_apply,
     check_layout,
@@ -183,6 +184,8 @@ class DecoderOnly:
             check_apply(
                 params, tokens, cache, position, attention_mask, position_ids, **self._expected
             )
+            if "floor" in cache.layers:
+                check_above_floor(cache, position)
             if self.layout.rewind is not None:
                 check_packable(attention_mask)
                 check_not_rewound(cache, position, self.layout.rewind)

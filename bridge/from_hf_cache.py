@@ -37,8 +37,8 @@ def from_hf_cache(
         model: `bridge.load` of the module that filled the cache.
         hf_cache: a `DynamicCache`, a `StaticCache`, an `EncoderDecoderCache` of two such, or what
             `as_hf_cache` made. It is only read. A layer with a window may have dropped what no later
-            token can see; the new cache goes on as if it were there, but must not be rewound to where
-            it was seen.
+            token can see: the new cache is then not to be rewound to where that was seen, and
+            `layers["floor"]`, int64 [B], is the lowest position that it can be.
         attention_mask: bool, or integers 0 and 1, [B, slots fed]: what the module was told of pads.
             None says that all it read is real. States without attention count no tokens: a model of
             them alone needs it.
@@ -136,9 +136,12 @@ def from_hf_cache(
         )
     ]
     position = torch.full_like(empty.cache_position, fed)
+    floor = max(_floor(spec, layer, fed) for spec, layer in zip(layout.specs, layers, strict=True))
     content = {**empty.layers, **encoder, "valid": to_bool(mask, max_length), "layers": entries}
     if "fed" in content:
         content["fed"] = position.clone()
+    if floor > 0:
+        content["floor"] = torch.full_like(position, floor)
     if rope_delta is not None or "rope_delta" in content:
         content["rope_delta"] = _checked_delta(rope_delta, "rope_delta" in content, position)
     return Cache(layers=content, cache_position=position, layout=layout)
@@ -242,6 +245,14 @@ def _entry(index: int, spec: Any, layer: Any, blank: dict[str, Tensor], fed: int
                 )
             entry[name] = found[name].to(blank[name]).clone()
     return entry
+
+
+def _floor(spec: Any, layer: Any, fed: int) -> int:
+    """Returns the lowest position whose token sees nothing that a layer has dropped."""
+    if spec.attention is None or spec.attention.window is None:
+        return 0
+    dropped = fed - min(fed, layer.keys.shape[2])
+    return dropped + spec.attention.window - 1 if dropped else 0
 
 
 def _held(index: int, layer: Any, fed: int) -> tuple[Tensor, Tensor]:

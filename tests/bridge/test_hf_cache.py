@@ -244,6 +244,27 @@ def test_compiled_calls(name, padded):
     assert_close(view.value, cache)
 
 
+@pytest.mark.parametrize("name", ["mistral", "gemma2"])
+def test_what_a_window_has_dropped_is_not_gone_back_to(name, modules, models):
+    module, model, (tokens, mask) = modules(name), models(name), ragged_prompt()
+    sequences, held = half_way(module, tokens, mask)
+    fed = sequences.shape[1] - 1
+    seen = torch.nn.functional.pad(mask, (0, HALF - 1), value=True)
+    cache = bridge.from_hf_cache(model, held, attention_mask=seen, max_length=40)
+    token = sequences[:, -1:]
+    went_on = model.apply(model.params, token, cache).cache
+    view = bridge.as_hf_cache(went_on).value
+    for later in (cache, went_on, view):
+        with pytest.raises(ValueError, match=rf"row 0 is {fed - 1}; .* {fed} is the lowest"):
+            model.apply(model.params, token, later, cache_position=cache.cache_position - 1)
+    again = model.apply(model.params, token, went_on, cache_position=cache.cache_position)
+    assert_close(again.cache, went_on)
+    whole = bridge.from_hf_cache(
+        models("llama"), half_way(modules("llama"), tokens, mask)[1], attention_mask=seen
+    )
+    assert "floor" not in whole.layers
+
+
 def test_beams(modules, models):
     """transformers reorders the rows of a view; the cache that was given keeps its own."""
     model = models("llama")
